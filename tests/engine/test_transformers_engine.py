@@ -1,0 +1,539 @@
+"""The transformers engine against plain full forward passes of the same model."""
+
+import copy
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from transformers import GenerationConfig, GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from vipfast import streams
+from vipfast.engine.base import Request, Sampling
+from vipfast.engine.sampling import sample, stop_ids
+from vipfast.engine.transformers import TransformersEngine
+from vipfast.errors import NonFiniteError, SyncError, UsageError
+from vipfast.types import Finish
+
+V, PAD = 23, 22
+SHAPE = dict(vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+SHAPE |= dict(max_position_embeddings=64, pad_token_id=None, bos_token_id=None, eos_token_id=None)
+PROMPTS = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [4], [7, 7, 1], [3, 9, 20, 5, 5, 2]]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def sharpened(model):
+    """Random weights give flat logits; larger ones make the texts depend on the context."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0, 0.3)
+    return model.eval()
+
+
+def qwen2(tied=True, **kwargs):
+    torch.manual_seed(1)
+    config = {**SHAPE, "num_key_value_heads": 2, "tie_word_embeddings": tied, **kwargs}
+    return sharpened(Qwen2ForCausalLM(Qwen2Config(**config)))
+
+
+def llama():
+    torch.manual_seed(2)
+    config = LlamaConfig(**{**SHAPE, "num_key_value_heads": 1}, tie_word_embeddings=False, attn_implementation="eager")
+    return sharpened(LlamaForCausalLM(config))
+
+
+def gpt_neox():
+    torch.manual_seed(3)
+    return sharpened(GPTNeoXForCausalLM(GPTNeoXConfig(**SHAPE)))
+
+
+def lora():
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(qwen2(), LoraConfig(r=2, target_modules=["q_proj", "v_proj"], lora_dropout=0.5))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.5)
+    return model
+
+
+MODELS = {"qwen2": qwen2, "llama-eager": llama, "gpt-neox": gpt_neox, "qwen2-lora": lora}
+
+
+def request(slot, tokens, count=2, first=0, step=0, stream=streams.TRAIN):
+    return Request(slot, np.array(tokens), f"uid{slot}", step, first, count, stream)
+
+
+def drain(engine):
+    finished = []
+    while engine.pending:
+        finished += engine.step()
+    return finished
+
+
+def run(engine, requests):
+    engine.submit(requests)
+    return {(f.slot, f.index): f for f in drain(engine)}
+
+
+def texts(results):
+    return {key: f.tokens.tolist() for key, f in results.items()}
+
+
+def log_probs(model, prompt, tokens, temperature=1.0):
+    """log_softmax of one plain forward pass over prompt + tokens, at the positions that predict the tokens."""
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *tokens]])).logits[0]
+    model.train(training)
+    logp = torch.log_softmax(logits[len(prompt) - 1 : -1] / temperature, -1)
+    return logp.gather(1, torch.tensor(tokens)[:, None])[:, 0].numpy()
+
+
+def assert_aligned(model, results, prompts=PROMPTS, temperature=1.0, atol=1e-5):
+    assert results
+    for (slot, _), f in results.items():
+        assert len(f.tokens) == len(f.logp) > 0
+        np.testing.assert_allclose(f.logp, log_probs(model, prompts[slot], f.tokens.tolist(), temperature), atol=atol, rtol=0)
+
+
+def count_forwards(model):
+    """A list that gets (rows, tokens per row) of every forward pass from now on."""
+    seen = []
+    body = model.get_input_embeddings()
+    body.register_forward_pre_hook(lambda module, args: seen.append(tuple(args[0].shape)))
+    return seen
+
+
+# what is sampled, and its log-probs
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_log_probs_equal_a_plain_forward_of_each_sequence_alone(name, temperature):
+    model = MODELS[name]()
+    engine = TransformersEngine(model, Sampling(9, temperature, stop_ids=(0, 5)), PAD)
+    results = run(engine, [request(i, p, count=5) for i, p in enumerate(PROMPTS)])
+    assert len(results) == 20
+    assert len({len(f.tokens) for f in results.values()}) > 1  # rows ended at different times
+    assert_aligned(model, results, temperature=temperature)
+
+
+def test_tokens_follow_the_inverse_cdf_of_the_streams_uniforms():
+    model, sampling = qwen2(), Sampling(6, 0.8, stop_ids=(0,), seed=11)
+    results = run(TransformersEngine(model, sampling, PAD), [request(0, PROMPTS[0], count=3, first=4, step=7)])
+    assert sorted(results) == [(0, 4), (0, 5), (0, 6)]
+    for (_, index), f in results.items():
+        key = streams.keys(streams.TRAIN, 11, 7, streams.uid_hash("uid0"), index)
+        context = list(PROMPTS[0])
+        for position, token in enumerate(f.tokens.tolist()):
+            with torch.no_grad():
+                p = torch.softmax(model(torch.tensor([context])).logits[0, -1].double() / 0.8, -1)
+            c = p.cumsum(0).numpy()
+            u = float(streams.uniforms(key, position))
+            assert token == np.searchsorted(c, u * c[-1], side="right")
+            context.append(token)
+
+
+def test_model_that_counts_up_is_certain_at_first_and_last_position():
+    class CountsUp(torch.nn.Module):
+        """Logits 50 for the next integer, 0 else, whatever stands before."""
+
+        def __init__(self):
+            super().__init__()
+            self.inner = qwen2()
+
+        def forward(self, input_ids, position_ids, attention_mask, past_key_values, use_cache, logits_to_keep):
+            keys = torch.zeros(len(input_ids), 1, input_ids.shape[1], 2)
+            past_key_values.update(keys, keys, 0)
+            return SimpleNamespace(logits=50.0 * torch.nn.functional.one_hot((input_ids[:, -1:] + 1) % V, V).float())
+
+        config = property(lambda self: self.inner.config)
+        dtype = property(lambda self: self.inner.dtype)
+
+        def get_input_embeddings(self):
+            return self.inner.get_input_embeddings()
+
+    results = run(TransformersEngine(CountsUp(), Sampling(5, stop_ids=(12,)), PAD), [request(0, [3, 9]), request(1, [2])])
+    assert texts(results) == {(0, 0): [10, 11, 12], (0, 1): [10, 11, 12], (1, 0): [3, 4, 5, 6, 7], (1, 1): [3, 4, 5, 6, 7]}
+    assert all(np.abs(f.logp).max() < 1e-6 for f in results.values())
+    assert [results[0, 0].finish, results[1, 0].finish] == [Finish.STOP, Finish.LENGTH]
+
+
+def test_rollouts_do_not_depend_on_rounds_order_neighbours_or_row_limit():
+    model, sampling = qwen2(), Sampling(9, stop_ids=(0, 5), seed=3)
+    fresh = lambda **kwargs: TransformersEngine(model, sampling, PAD, **kwargs)  # noqa: E731
+    whole = texts(run(fresh(), [request(i, p, count=8) for i, p in enumerate(PROMPTS)]))
+    assert len(whole) == 32 and len({tuple(t) for t in whole.values()}) > 20
+
+    engine = fresh()
+    rounds = run(engine, [request(i, p, count=3) for i, p in enumerate(PROMPTS)])
+    rounds |= run(engine, [request(i, p, count=5, first=3) for i, p in enumerate(PROMPTS)])
+    assert texts(rounds) == whole
+
+    singles = [request(i, p, count=1, first=k) for i, p in enumerate(PROMPTS) for k in range(8)]
+    np.random.default_rng(0).shuffle(singles)
+    assert texts(run(fresh(), singles)) == whole
+    assert texts(run(fresh(max_rows=5), singles)) == whole
+
+    alone = run(fresh(), [request(2, PROMPTS[2], count=8)])
+    assert texts(alone) == {key: text for key, text in whole.items() if key[0] == 2}
+
+
+def test_rows_may_join_while_others_are_being_decoded():
+    model, sampling = qwen2(), Sampling(12, stop_ids=(0,), seed=3)
+    whole = run(TransformersEngine(model, sampling, PAD), [request(i, p, count=3) for i, p in enumerate(PROMPTS)])
+    engine, finished = TransformersEngine(model, sampling, PAD), []
+    for i in (1, 2, 3, 0):  # the longest prompt last, so the store must grow under running rows
+        engine.submit([request(i, PROMPTS[i], count=3)])
+        finished += engine.step() + engine.step()
+    finished += drain(engine)
+    assert texts({(f.slot, f.index): f for f in finished}) == texts(whole)
+    assert_aligned(model, {(f.slot, f.index): f for f in finished})
+
+
+def test_long_completions_outgrow_the_store_and_stay_exact():
+    model = qwen2(max_position_embeddings=160)
+    results = run(TransformersEngine(model, Sampling(150), PAD), [request(0, PROMPTS[0], count=3), request(1, PROMPTS[1], 1)])
+    assert {len(f.tokens) for f in results.values()} == {150}
+    assert_aligned(model, results, atol=5e-5)
+
+
+def test_steps_seeds_and_evaluation_draw_other_texts():
+    model = qwen2()
+    engine = TransformersEngine(model, Sampling(10), PAD)
+    base = texts(run(engine, [request(0, PROMPTS[0], count=6)]))
+    assert texts(run(engine, [request(0, PROMPTS[0], count=6)])) == base
+    assert texts(run(engine, [request(0, PROMPTS[0], count=6, step=1)])) != base
+    assert texts(run(engine, [request(0, PROMPTS[0], count=6, stream=streams.EVAL)])) != base
+    other = TransformersEngine(model, Sampling(10, seed=1), PAD)
+    assert texts(run(other, [request(0, PROMPTS[0], count=6)])) != base
+    assert len({tuple(t) for t in base.values()}) == 6
+
+
+def test_the_models_own_generation_config_changes_nothing():
+    plain, biased = qwen2(), qwen2()
+    biased.generation_config = GenerationConfig(do_sample=True, top_k=1, top_p=0.001, repetition_penalty=1.3, temperature=0.1)
+    first, second = (
+        run(TransformersEngine(model, Sampling(1), PAD), [request(0, PROMPTS[0], count=400)]) for model in (plain, biased)
+    )
+    assert texts(first) == texts(second)
+    with torch.no_grad():
+        p = torch.softmax(plain(torch.tensor([PROMPTS[0]])).logits[0, -1], -1).numpy()
+    surprise = -np.array([f.logp[0] for f in second.values()])
+    entropy = -(p * np.log(p)).sum()
+    spread = np.sqrt((p * np.log(p) ** 2).sum() - entropy**2)
+    assert abs(surprise.mean() - entropy) < 4 * spread / np.sqrt(400)
+
+
+def test_top_p_keeps_the_nucleus_and_records_the_full_distributions_log_probs():
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    u = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    ids, logp = sample(logits.expand(1000, 4), u, Sampling(1, top_p=0.6))
+    # .5 alone does not reach .6, with .3 it does; renormalised to 5/8 and 3/8
+    assert torch.bincount(ids, minlength=4).tolist() == [625, 375, 0, 0]
+    torch.testing.assert_close(logp, logits[ids], atol=1e-6, rtol=0)
+    assert sample(logits.expand(9, 4), u[:9], Sampling(1, top_p=1e-9))[0].tolist() == [0] * 9
+
+    model = qwen2()
+    results = run(TransformersEngine(model, Sampling(8, top_p=0.5), PAD), [request(i, p) for i, p in enumerate(PROMPTS)])
+    assert_aligned(model, results)
+
+
+def test_sample_never_returns_an_impossible_id_and_inverts_the_cdf():
+    inf = float("inf")
+    logits = torch.tensor([[-inf, 0.0, -inf, 0.0, -inf]])
+    u = torch.tensor([0.0, 0.25, 0.49999, 0.5, 0.75, 1 - 2**-53], dtype=torch.float64)
+    ids, logp = sample(logits.expand(6, 5), u, Sampling(1))
+    assert ids.tolist() == [1, 1, 1, 3, 3, 3]
+    np.testing.assert_allclose(logp, np.log(0.5), rtol=1e-6)
+    # a long tail of zeros after a sum that rounds: the last draw still is the last possible id
+    torch.manual_seed(0)
+    tail = torch.cat([torch.randn(64, 300), torch.full((64, 50), -inf)], 1)
+    ids, _ = sample(tail, torch.full((64,), 1 - 2**-53, dtype=torch.float64), Sampling(1))
+    assert ids.tolist() == [299] * 64
+
+
+def test_sampled_shares_match_the_probabilities():
+    torch.manual_seed(0)
+    logits = torch.randn(7)
+    keys = streams.keys(streams.TRAIN, 0, 0, 1, np.arange(20_000))
+    ids, _ = sample(logits.expand(20_000, 7), torch.from_numpy(streams.uniforms(keys, 0)), Sampling(1, 0.7))
+    p = torch.softmax(logits / 0.7, 0).numpy()
+    shares = np.bincount(ids.numpy(), minlength=7) / 20_000
+    assert (np.abs(shares - p) < 4.5 * np.sqrt(p * (1 - p) / 20_000)).all()
+
+
+def test_vocabulary_of_one():
+    ids, logp = sample(torch.zeros(3, 1), torch.tensor([0.0, 0.5, 0.999], dtype=torch.float64), Sampling(1))
+    assert ids.tolist() == [0, 0, 0] and logp.tolist() == [0, 0, 0]
+
+
+def test_float64_model_keeps_float64_log_probs():
+    model = qwen2().double()
+    results = run(TransformersEngine(model, Sampling(4), PAD), [request(0, PROMPTS[0])])
+    assert results[0, 0].logp.dtype == np.float64
+    single = run(TransformersEngine(qwen2(), Sampling(4), PAD), [request(0, PROMPTS[0])])
+    assert single[0, 0].logp.dtype == np.float32
+    assert_aligned(model, results, atol=1e-6)
+
+
+# ends, limits and bad input
+
+
+def test_stop_id_is_included_and_the_length_limit_is_not_a_stop():
+    model = qwen2()
+    free = run(TransformersEngine(model, Sampling(8), PAD), [request(0, PROMPTS[0], count=4)])
+    assert {f.finish for f in free.values()} == {Finish.LENGTH} and {len(f.tokens) for f in free.values()} == {8}
+    stop = int(free[0, 0].tokens[3])
+    cut = run(TransformersEngine(model, Sampling(8, stop_ids=(stop,)), PAD), [request(0, PROMPTS[0], count=4)])
+    for key, f in cut.items():
+        text = free[key].tokens.tolist()
+        end = text.index(stop) + 1 if stop in text else 8
+        assert f.tokens.tolist() == text[:end]
+        assert f.finish == (Finish.STOP if stop in text else Finish.LENGTH)
+
+
+def test_one_token_completions_take_one_prefill_and_no_decoding():
+    model = qwen2()
+    seen = count_forwards(model)
+    results = run(TransformersEngine(model, Sampling(1), PAD), [request(i, p, count=3) for i, p in enumerate(PROMPTS)])
+    assert {len(f.tokens) for f in results.values()} == {1} and len(results) == 12
+    assert seen == [(4, 9)]
+
+
+def test_pad_equal_to_a_real_token_of_the_prompt():
+    model = qwen2()
+    prompts = [[PAD, 3, PAD], [1, 2, 3, 4, 5, PAD, PAD]]
+    results = run(TransformersEngine(model, Sampling(5), PAD), [request(i, p) for i, p in enumerate(prompts)])
+    assert_aligned(model, results, prompts)
+
+
+def test_prompts_near_the_position_limit():
+    model = qwen2(max_position_embeddings=12)
+    prompts = [[1] * 11, [2] * 12, [3] * 30, [4] * 8, [5]]
+    engine = TransformersEngine(model, Sampling(6), PAD)
+    engine.submit([request(i, p) for i, p in enumerate(prompts)])
+    assert engine.pending == 10
+    results = {(f.slot, f.index): f for f in drain(engine)}
+    assert {key: (len(f.tokens), len(f.logp), f.finish) for key, f in results.items() if key[1] == 0} == {
+        (0, 0): (1, 1, Finish.LENGTH),
+        (1, 0): (0, 0, Finish.ERROR),
+        (2, 0): (0, 0, Finish.ERROR),
+        (3, 0): (4, 4, Finish.LENGTH),
+        (4, 0): (6, 6, Finish.LENGTH),
+    }
+    assert_aligned(model, {key: f for key, f in results.items() if f.finish != Finish.ERROR}, prompts)
+
+
+def test_nothing_to_do_costs_nothing():
+    model = qwen2()
+    seen = count_forwards(model)
+    engine = TransformersEngine(model, Sampling(4), PAD)
+    engine.submit([])
+    assert engine.pending == 0 and engine.step() == []
+    engine.submit([request(0, PROMPTS[0], count=0)])
+    assert engine.pending == 0 and engine.step() == []
+    assert seen == []
+
+
+def test_empty_prompt_is_refused():
+    with pytest.raises(UsageError, match="uid3 has no tokens"):
+        TransformersEngine(qwen2(), Sampling(4), PAD).submit([request(3, [])])
+
+
+@pytest.mark.parametrize(
+    ("sampling", "words"),
+    [
+        (Sampling(4, temperature=0.0), "--temperature 0.0"),
+        (Sampling(4, top_p=0.0), "--top-p 0.0"),
+        (Sampling(0), "--max-new-tokens 0"),
+    ],
+)
+def test_sampling_out_of_range_is_refused(sampling, words):
+    with pytest.raises(UsageError, match=words):
+        TransformersEngine(qwen2(), sampling, PAD)
+
+
+def test_sliding_window_is_refused_only_where_it_would_matter():
+    model = qwen2(use_sliding_window=True, sliding_window=10, max_window_layers=1)
+    engine = TransformersEngine(model, Sampling(4), PAD)
+    assert_aligned(model, run(engine, [request(3, PROMPTS[3])]))
+    with pytest.raises(UsageError, match="window of 10"):
+        engine.submit([request(0, PROMPTS[0])])
+
+
+def test_nan_weights_raise_before_anything_is_sampled():
+    model = qwen2()
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight[0, 0] = float("nan")
+    engine = TransformersEngine(model, Sampling(4), PAD)
+    engine.submit([request(0, PROMPTS[0])])
+    with pytest.raises(NonFiniteError, match="2 of 2 rows"):
+        engine.step()
+
+
+def test_stop_ids_unite_all_sources():
+    class Tokenizer:
+        eos_token_id = 7
+
+        def encode(self, text, add_special_tokens):
+            assert not add_special_tokens
+            return [ord(c) for c in text]
+
+    assert stop_ids(Tokenizer(), SimpleNamespace(eos_token_id=[9, 7]), ("a",)) == (7, 9, 97)
+    assert stop_ids(Tokenizer(), SimpleNamespace(eos_token_id=3)) == (3, 7)
+    assert stop_ids(SimpleNamespace(eos_token_id=None), None) == ()
+    with pytest.raises(UsageError, match="--stop 'ab' is 2 tokens"):
+        stop_ids(Tokenizer(), None, ("ab",))
+
+
+# work that is done, and work that is not
+
+
+def test_a_prompt_is_prefilled_once_over_rounds_and_again_after_sync():
+    model = qwen2()
+    seen = count_forwards(model)
+    engine = TransformersEngine(model, Sampling(3), PAD)
+    prefills = lambda: [rows for rows, tokens in seen if tokens > 1]  # noqa: E731
+    run(engine, [request(0, PROMPTS[0]), request(2, PROMPTS[2]), request(5, PROMPTS[0])])
+    assert prefills() == [2]  # slot 5 asks with slot 0's tokens
+    run(engine, [request(0, PROMPTS[0], first=2), request(2, PROMPTS[2], first=2), request(3, PROMPTS[3])])
+    assert prefills() == [2, 1]
+    engine.sync(model.named_parameters())
+    run(engine, [request(0, PROMPTS[0], step=1)])
+    assert prefills() == [2, 1, 1]
+
+
+def test_finished_rows_leave_the_batch():
+    model = qwen2()
+    seen = count_forwards(model)
+    engine = TransformersEngine(model, Sampling(12, stop_ids=(0, 5)), PAD)
+    results = run(engine, [request(i, p, count=4) for i, p in enumerate(PROMPTS)])
+    lengths = np.array([len(f.tokens) for f in results.values()])
+    assert [rows for rows, tokens in seen[1:]] == [int((lengths > t).sum()) for t in range(1, lengths.max())]
+    before = len(seen)
+    assert engine.step() == [] and len(seen) == before
+
+
+def test_max_rows_bounds_every_pass():
+    model = qwen2()
+    seen = count_forwards(model)
+    engine = TransformersEngine(model, Sampling(5, stop_ids=(0, 5)), PAD, max_rows=3)
+    results = run(engine, [request(i, p, count=4) for i, p in enumerate(PROMPTS)])
+    assert len(results) == 16 and max(rows for rows, _ in seen) <= 3
+    assert_aligned(model, results)
+
+
+def test_prefill_is_split_into_batches(monkeypatch):
+    monkeypatch.setattr("vipfast.engine.transformers.PREFILL_TOKENS", 10)
+    monkeypatch.setattr("vipfast.engine.transformers.SAMPLE_ELEMENTS", 2 * V)
+    model = qwen2()
+    seen = count_forwards(model)
+    results = run(TransformersEngine(model, Sampling(4), PAD), [request(i, p, count=3) for i, p in enumerate(PROMPTS)])
+    assert [shape for shape in seen if shape[0] < 12 and shape != (12, 1)] == [(2, 3), (1, 6), (1, 9)]
+    assert_aligned(model, results)
+
+
+def test_sleep_and_reset_free_the_caches():
+    engine = TransformersEngine(qwen2(), Sampling(4), PAD)
+    run(engine, [request(0, PROMPTS[0])])
+    assert engine._cache.tensors and engine._blocks
+    engine.sleep()
+    assert not engine._cache.tensors and not engine._blocks
+    engine.wake()
+    first = texts(run(engine, [request(0, PROMPTS[0])]))
+    engine.submit([request(1, PROMPTS[1], count=7)])
+    engine.step()
+    assert engine.pending == 7
+    engine.reset()
+    assert engine.pending == 0 and engine.step() == [] and not engine._cache.tensors
+    assert texts(run(engine, [request(0, PROMPTS[0])])) == first
+
+
+# the model is left as it was found
+
+
+def test_modes_are_restored_and_dropout_is_off_meanwhile():
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(qwen2(attention_dropout=0.5), LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.5))
+    model.base_model.model.gradient_checkpointing_enable()
+    model.train()
+    model.base_model.model.model.norm.eval()
+    modes = [module.training for module in model.modules()]
+    results = run(TransformersEngine(model, Sampling(6), PAD), [request(i, p) for i, p in enumerate(PROMPTS)])
+    assert [module.training for module in model.modules()] == modes and not all(modes) and any(modes)
+    assert model.base_model.model.is_gradient_checkpointing
+    assert_aligned(model, results)
+
+
+def test_training_works_after_rollouts():
+    model = qwen2(rope_scaling={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, max_position_embeddings=8).train()
+    run(TransformersEngine(model, Sampling(3), PAD), [request(1, PROMPTS[1])])
+    assert not any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers()))
+    model(torch.tensor([PROMPTS[0]])).logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_global_random_state_is_untouched():
+    model = qwen2()
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
+    run(TransformersEngine(model, Sampling(5), PAD), [request(0, PROMPTS[0])])
+    assert torch.equal(torch.get_rng_state(), torch_state) and (np.random.get_state()[1] == numpy_state).all()
+
+
+# new weights
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_sync_takes_new_weights_and_drops_what_the_old_ones_computed(tied):
+    policy = qwen2(tied)
+    engine = TransformersEngine(copy.deepcopy(policy), Sampling(6), PAD)
+    run(engine, [request(i, p) for i, p in enumerate(PROMPTS)])
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.5)
+    engine.sync(policy.named_parameters())
+    assert_aligned(policy, run(engine, [request(i, p) for i, p in enumerate(PROMPTS)]))
+
+
+def test_sync_from_the_engines_own_model_copies_nothing():
+    model = qwen2()
+    engine = TransformersEngine(model, Sampling(6), PAD)
+    versions = [parameter._version for parameter in model.parameters()]
+    engine.sync(model.named_parameters())
+    assert [parameter._version for parameter in model.parameters()] == versions
+
+
+def test_sync_accepts_a_tied_weight_under_both_names_if_they_agree():
+    model = qwen2()
+    engine = TransformersEngine(copy.deepcopy(model), Sampling(2), PAD)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert {"lm_head.weight", "model.embed_tokens.weight"} <= set(state)
+    engine.sync(state.items())
+    state["lm_head.weight"] += 1
+    with pytest.raises(SyncError, match="one tied weight"):
+        engine.sync(state.items())
+
+
+def test_sync_names_what_is_missing_and_unknown():
+    model = qwen2()
+    engine = TransformersEngine(model, Sampling(2), PAD)
+    weights = dict(model.named_parameters())
+    removed = weights.pop("model.norm.weight")
+    with pytest.raises(SyncError, match=r"1 missing \['model.norm.weight'\], 1 unknown \['module.norm.weight'\]"):
+        engine.sync([*weights.items(), ("module.norm.weight", removed)])
+    with pytest.raises(SyncError, match="model.norm.weight: the policy's shape is"):
+        engine.sync([*weights.items(), ("model.norm.weight", removed[:3])])

@@ -1,0 +1,37 @@
+"""Final answers: where they are looked for, which spellings are one value, and that hedging does not pay."""
+
+import pytest
+
+from vipfast.rewards.exact import boxed, final_answer, gold_answer, reward
+
+
+@pytest.mark.parametrize(
+    "text,answer",
+    [
+        (r"so \boxed{42}.", "42"),
+        (r"\boxed{1} no, \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        ("… is 3.\n#### 1,234", "1234"),
+        ("Answer: 0.50", "1/2"),
+        ("4 and 5 make 9 apples", "9"),
+        ("costs $1,000.00.", "1000"),
+        ("-7", "-7"),
+        ("no number", None),
+        (r"\boxed{unclosed", None),
+        ("1/0", "1/0"),
+    ],
+)
+def test_final_answer(text, answer):
+    assert final_answer(text) == answer
+
+
+def test_boxed_balances_braces():
+    assert boxed(r"\boxed{a{b}c} tail") == "a{b}c"
+
+
+def test_gold_of_a_worked_solution_is_its_answer():
+    assert gold_answer("48/2 = <<48/2=24>>24 … so 72\n#### 72") == "72"
+    assert gold_answer("(A)") == "(A)"
+
+
+def test_reward_is_all_or_nothing_and_empty_gold_is_unscored():
+    assert reward(["#### 72", "72 or 73", "", "72"], ["#### 72", "72", "72", " "], [{}] * 4) == [1.0, 0.0, 0.0, None]

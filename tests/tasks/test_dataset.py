@@ -1,0 +1,122 @@
+"""Files in the usual layouts, duplicates, conflicts, long prompts and every way a dataset can be unusable."""
+
+import json
+
+import pytest
+
+from vipfast.config import Config
+from vipfast.errors import DataError
+from vipfast.tasks.base import Record, load_task, prompt_uid, split_heldout, tokenize
+from vipfast.tasks.dataset import load_records
+
+
+class Bytes:
+    """Tokenizes to bytes; ``chat_template`` None as in the starter."""
+
+    chat_template = None
+
+    def __call__(self, text, add_special_tokens=True):
+        return type("Ids", (), {"input_ids": list(text.encode())})()
+
+
+def write(path, rows):
+    path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
+    return Config(task=str(path))
+
+
+LAYOUTS = {
+    "gsm8k": {"question": "2+2?", "answer": "… #### 4"},
+    "math": {"problem": "2+2?", "solution": r"\boxed{4}"},
+    "dapo": {"prompt": [{"role": "user", "content": "2+2?"}], "reward_model": {"ground_truth": "4"}, "extra_info": {"index": "a"}},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_are_recognised(tmp_path, layout):
+    config = write(tmp_path / "d.jsonl", [LAYOUTS[layout]] * 2 + [{**LAYOUTS[layout], "x": 1}])
+    task = load_task(config, Bytes())
+    assert [prompt.text for prompt in task.train] == ["2+2?"]
+    assert task.reward(["I say 4"], [task.train[0].answer], [{}]) == [1.0]
+    assert any("2 of 3 prompts are duplicates" in note for note in task.notes)
+
+
+def test_parquet_and_csv_read_alike(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"question": ["a", "b"], "answer": ["1", "2"]}), tmp_path / "d.parquet")
+    (tmp_path / "d.csv").write_text("question,answer\na,1\nb,2\n")
+    records = [load_records(Config(task=str(tmp_path / name))) for name in ("d.parquet", "d.csv")]
+    assert [[(r.prompt, r.answer) for r in rs] for rs in records] == [[("a", "1"), ("b", "2")]] * 2
+
+
+def test_mixed_answers_follow_one_rule(tmp_path):
+    config = write(tmp_path / "d.jsonl", [{"prompt": f"p{i}", "answer": a} for i, a in enumerate([5, "5", None, "1/2", [1, 2]])])
+    assert [record.answer for record in load_records(config)] == ["5", "5", "1/2", "[1, 2]"]
+
+
+def test_line_separators_inside_a_string_do_not_split_a_row(tmp_path):
+    config = write(tmp_path / "d.jsonl", [{"prompt": "a\u2028b\x85c", "answer": "1"}])
+    assert load_records(config)[0].prompt == "a\u2028b\x85c"
+
+
+@pytest.mark.parametrize(
+    "content,message",
+    [
+        ("", "holds no rows"),
+        ('{"prompt": "p"}', "--answer-field"),
+        ('{"answer": "p"}', "--prompt-field"),
+        ("not json", "line 1 is not JSON"),
+        ("[1]", "line 1 is not a JSON object"),
+    ],
+)
+def test_unusable_files_say_why(tmp_path, content, message):
+    path = tmp_path / "d.jsonl"
+    path.write_text(content)
+    with pytest.raises(DataError, match=message):
+        load_records(Config(task=str(path)))
+
+
+@pytest.mark.parametrize("name", ["missing.jsonl", "arithmetik", "data.xlsx"])
+def test_unknown_tasks_name_the_option(name):
+    with pytest.raises(DataError, match=f"--task {name}"):
+        load_records(Config(task=name))
+
+
+def test_same_text_with_different_answers_is_reported_and_kept(tmp_path):
+    config = write(tmp_path / "d.jsonl", [{"prompt": "p", "answer": "1"}, {"prompt": "p", "answer": "2"}])
+    task = load_task(config, Bytes())
+    assert len(task.train) == 2 and any("different answers" in note for note in task.notes)
+
+
+def test_long_prompts_are_dropped_with_a_count_and_all_too_long_is_an_error(tmp_path):
+    rows = [{"prompt": "x" * n, "answer": "1"} for n in (4, 5, 6)]
+    config = write(tmp_path / "d.jsonl", rows)
+    notes = []
+    assert len(tokenize("t", load_records(config), Bytes(), 5, notes)) == 2 and "1 of 3 prompts dropped" in notes[0]
+    with pytest.raises(DataError, match="no prompt is left to train on; 3 of 3 prompts dropped.*--max-prompt-tokens 3"):
+        load_task(Config(task=config.task, max_prompt_tokens=3), Bytes())
+
+
+def test_heldout_split_is_disjoint_and_independent_of_order():
+    pool = tokenize("t", [Record(f"p{i}", "1") for i in range(100)], Bytes(), None, [])
+    train, held = split_heldout(pool, 512)
+    assert len(held) == 10 and not {p.text for p in train} & {p.text for p in held}
+    assert {p.uid for p in split_heldout(pool[::-1], 512)[1]} == {p.uid for p in held}
+    assert len(split_heldout(pool, 3)[1]) == 3
+
+
+def test_uid_hashes_task_text_and_verifier_data():
+    uids = {prompt_uid(*args) for args in [("t", "a", "1"), ("t", "a", "2"), ("t", "b", "1"), ("s", "a", "1"), ("t", "a", 1)]}
+    assert len(uids) == 5 and prompt_uid("t", "a", {"x": 1, "y": 2}) == prompt_uid("t", "a", {"y": 2, "x": 1})
+
+
+def test_own_prompts_need_a_reward_and_a_prompt():
+    with pytest.raises(DataError, match="without a reward"):
+        load_task(Config(), Bytes(), prompts=["a"])
+    with pytest.raises(DataError, match="key 'prompt'"):
+        load_task(Config(), Bytes(), prompts=[{"text": "a"}], reward=lambda c, a, m: [1.0])
+    with pytest.raises(DataError, match="dataset is empty"):
+        load_task(Config(), Bytes(), prompts=[], reward=lambda c, a, m: [1.0])
+    task = load_task(Config(), Bytes(), prompts=["a", {"prompt": "b", "answer": 3, "level": 2}], reward=lambda c, a, m: [1.0])
+    assert task.train[1].answer == 3 and task.train[1].metadata == {"level": 2}

@@ -1,0 +1,151 @@
+"""Config's own checks, and its way to YAML and back."""
+
+import ast
+import dataclasses
+import inspect
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vipfast import atomic
+from vipfast import config as config_module
+from vipfast.config import CHANGEABLE_ON_RESUME, Config
+from vipfast.config_file import load_yaml, read_yaml, save_yaml
+from vipfast.errors import UsageError
+
+FIELDS = {field.name for field in dataclasses.fields(Config)}
+
+
+def write(tmp_path, text):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_every_field_has_a_sentence_under_it():
+    body = next(node for node in ast.parse(inspect.getsource(config_module)).body if getattr(node, "name", "") == "Config").body
+    told = set()
+    for node, after in zip(body, body[1:]):
+        if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr) and after.value.value.endswith("."):
+            told.add(node.target.id)
+    assert told == FIELDS
+
+
+def test_permitted_changes_are_fields():
+    assert CHANGEABLE_ON_RESUME <= FIELDS
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 0.0}, "--temperature 0.0: must be above 0"),
+        ({"allocator": "vpi"}, "--allocator 'vpi': must be one of uniform, vip, vigor"),
+        ({"dtype": "float16"}, "--dtype 'float16': must be one of float32, bfloat16, float64"),
+        ({"steps": 1.5}, "--steps 1.5: must be of type int"),
+        ({"threads": "2"}, "--threads '2': must be of type int | None"),
+        ({"steps": True}, "--steps True: must be of type int"),
+        ({"stop": "</s>"}, "--stop '</s>': must be of type tuple"),
+        ({"steps": -1}, r"--steps -1: must lie in \[0, "),
+        ({"top_p": 0.0}, r"--top-p 0.0: must lie in \(0, 1\]"),
+        ({"top_p": float("nan")}, "--top-p nan: must be a finite number"),
+        ({"temperature": float("inf")}, "--temperature inf: must be a finite number"),
+        ({"weighting": "token", "length_term": "sequence"}, "--length-term sequence: --weighting token takes no length term"),
+        ({"weighting": "rollout", "length_term": "token"}, "--length-term token: needs --weighting prompt"),
+        # 3 * 2.5 = 7.5; the nearest whole budget is 8.
+        ({"prompts_per_step": 3, "rollouts_per_prompt": 2.5}, "nearest that is: 2.66666666667"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_bad_option_is_named_with_value_and_remedy(options, message):
+    with pytest.raises(UsageError, match=message):
+        Config(**options)
+
+
+def test_budget_is_the_product():
+    assert Config(prompts_per_step=64, rollouts_per_prompt=7.5).budget == 480
+
+
+def test_config_imports_no_torch_and_no_command_line_library():
+    code = "import sys, vipfast, vipfast.types; print(sorted({'torch', 'transformers', 'tyro'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_yaml_values_take_the_types_of_the_fields(tmp_path):
+    path = write(
+        tmp_path,
+        "learning_rate: 1e-6\nweight_decay: 1.0e-2\nrollouts_per_prompt: 8\nthreads: null\nsteps: 3\n"
+        "stop: ['<a>', \"\\n\"]\ntrackers: [wandb]\n",
+    )
+    values = read_yaml(path)
+    assert values == {
+        "learning_rate": 1e-6,
+        "weight_decay": 0.01,
+        "rollouts_per_prompt": 8.0,
+        "threads": None,
+        "stop": ("<a>", "\n"),
+        "trackers": ("wandb",),
+        "steps": 3,
+    }
+    assert type(values["rollouts_per_prompt"]) is float
+
+
+def test_empty_yaml_sets_nothing(tmp_path):
+    assert read_yaml(write(tmp_path, "# only a comment\n")) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("learnin_rate: 1e-6", "unknown key 'learnin_rate': did you mean 'learning_rate'?"),
+        ("num-epochs: 2", "unknown key 'num-epochs': did you mean 'epochs'?"),
+        ("learning-rate: 1e-6", "unknown key 'learning-rate': did you mean 'learning_rate'?"),
+        ("zzz: 1", "unknown key 'zzz': see --help"),
+        ("5: 1", "unknown key 5"),
+        ("learner:\n  learning_rate: 1e-6\n  lr: 2", "not in sections; move learning_rate to the top level"),
+        ("learning_rate:\n  peak: 1e-6", "--learning-rate {'peak': '1e-6'}: must be of type float | None"),
+        ("steps: 3\nseed: 1\nsteps: 4", "the key 'steps' stands there twice"),
+        ("learning_rate: fast", "--learning-rate 'fast'"),
+        ("allocator: vpi", "must be one of uniform, vip, vigor"),
+        ("trackers: wandb", "--trackers 'wandb'"),
+        ("steps: yes", "--steps True"),
+        ("model: 5", "--model 5"),
+        ("- steps", "must be a mapping of options such as 'steps: 60', got a list"),
+        ("just words", "must be a mapping"),
+        ("steps: [1", "is not valid YAML"),
+    ],
+)
+def test_yaml_mistake_is_refused_with_file_key_and_remedy(tmp_path, text, message):
+    path = write(tmp_path, text)
+    with pytest.raises(UsageError) as error:
+        read_yaml(path)
+    assert message in str(error.value) and str(error.value).startswith(str(path))
+
+
+def test_missing_yaml_is_a_usage_error(tmp_path):
+    with pytest.raises(UsageError, match="--config .*absent.yaml: cannot be read"):
+        read_yaml(tmp_path / "absent.yaml")
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.builds(
+        Config,
+        learning_rate=st.none() | st.floats(0, 10),
+        temperature=st.floats(1e-300, 1e300),
+        success_threshold=st.floats(allow_nan=False, allow_infinity=False),
+        stop=st.lists(st.text(st.characters(codec="utf-8"))).map(tuple),
+        model=st.text(st.characters(codec="utf-8")),
+        output_dir=st.none() | st.text(st.characters(codec="utf-8")),
+        seed=st.integers(0, 2**63 - 1),
+    )
+)
+def test_saved_config_comes_back_to_the_last_bit(tmp_path_factory, config):
+    path = tmp_path_factory.mktemp("run") / "config.yaml"
+    with mock.patch.object(atomic, "sync"):  # waiting for the disk 50 times shows nothing more
+        save_yaml(config, path)
+    assert load_yaml(path) == config
+    assert set(read_yaml(path)) == FIELDS

@@ -1,0 +1,149 @@
+"""The plan a dry run prints: counts worked by hand, and no torch behind it."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vipfast import cli, memory
+from vipfast.config import Config
+from vipfast.config_file import load_yaml
+from vipfast.dry_run import Draw, draws_per_round, num_evaluations, plan, read_pool
+from vipfast.model_facts import ModelFacts, read_facts
+from vipfast.resolve import resolve
+
+ROOT = Path(__file__).parent.parent
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+TINY = ModelFacts("by hand", 1000, 2, 8, 16, 4, 2, 2, 50, 64)
+RUN = dict(device="cpu", threads=1, output_dir="mine")
+
+
+def rows(config, title):
+    tables = plan(resolve(config, ask_torch=False)[0])
+    return next(table.rows for table in tables if table.title.startswith(title))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_recipe_passes_a_dry_run(recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert cli.main(["--config", str(recipe), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    for title in ("prompts", "rounds of", "tokens", "memory"):
+        assert f"\n{title}" in out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("stem", "gigabytes"), [("gsm8k-0.5b-1gpu", 24), ("dapo-1.5b-8gpu", 141)])
+def test_recipe_fits_the_gpu_it_names(stem, gigabytes, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    path = ROOT / "recipes" / f"{stem}.yaml"
+    assert f"{gigabytes} GB" in path.read_text()
+    totals = [size for _, part, size in rows(load_yaml(path), "memory") if part.startswith("= in all")]
+    assert len(totals) == 4
+    assert all(float(size.removesuffix(" GB")) < gigabytes for size in totals)
+
+
+def test_default_recipe_is_the_default():
+    config, default = (resolve(c, ask_torch=False)[0] for c in (load_yaml(ROOT / "recipes" / "default.yaml"), Config()))
+    changed = {name for name in vars(config) if getattr(config, name) != getattr(default, name)}
+    assert changed <= {"threads", "output_dir"}
+
+
+def test_dry_run_imports_no_torch(tmp_path):
+    code = (
+        "import sys\nfrom vipfast.cli import main\n"
+        "code = main(['--dry-run', '--allocator', 'vip'])\n"
+        "print(code, sorted({'torch', 'transformers', 'sentence_transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "0 []"
+    assert not list(tmp_path.iterdir())
+
+
+def test_vigor_rounds_of_the_paper():
+    config, _ = resolve(Config(**RUN, prompts_per_step=160))
+    assert draws_per_round(config) == [Draw(160, 2, 2, 320), Draw(80, 4, 4, 320), Draw(40, 8, 8, 320), Draw(20, 16, 16, 320)]
+
+
+def test_uniform_spends_a_budget_that_does_not_divide():
+    config, _ = resolve(Config(**RUN, allocator="uniform", rollouts_per_prompt=7.5))
+    assert draws_per_round(config) == [Draw(64, 7, 8, 480)]
+
+
+def test_vip_shows_its_bounds():
+    config, _ = resolve(Config(**RUN, allocator="vip", estimator="dr_grpo"))
+    assert draws_per_round(config) == [Draw(64, 3, 32, 512)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "count"),
+    # Steps 0, 20, 40, 60; 0, 20, 40, 50; 0, 60; 0.
+    [(60, 20, 4), (50, 20, 4), (60, 0, 2), (0, 20, 1), (0, 0, 1)],
+)
+def test_evaluations_at_start_every_so_often_and_end(steps, every, count):
+    assert num_evaluations(Config(steps=steps, eval_every=every)) == count
+
+
+def test_prompts_and_tokens_of_the_embedded_task():
+    config = Config(**RUN, steps=10)
+    assert ("in the pool", "4,096") in rows(config, "prompts")
+    assert ("in the run", "640 (0.16 epochs)") in rows(config, "prompts")
+    # 64 · 8 rollouts of at most 16 tokens; evaluations at 0 and 10, of 512 · 8 rollouts.
+    assert ("completions, at most", "8,192", "81,920") in rows(config, "tokens")
+    assert ("evaluation, at most (×2)", "", "131,072") in rows(config, "tokens")
+
+
+def test_prompts_of_a_file_are_counted_without_duplicates(tmp_path):
+    path = tmp_path / "sums.jsonl"
+    lines = [{"prompt": f"{i} + 1 =", "answer": i + 1} for i in range(10, 30)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *lines]))
+    pool = read_pool(Config(task=str(path), heldout_prompts=5))
+    # 20 distinct prompts of 8 bytes; at most a tenth is held out.
+    assert (pool.num_train, pool.num_heldout, pool.prompt_tokens) == (18, 2, 8)
+
+
+def test_dataset_that_is_not_here_is_said_to_be_unknown():
+    table = dict(row[:2] for row in rows(Config(**RUN, task="openai/gsm8k"), "prompts"))
+    assert table["in the pool"] == "unknown" and table["mean tokens of one"] == "up to 4,080"
+
+
+def test_memory_by_hand():
+    config, _ = resolve(Config(**RUN, micro_batch_tokens=10))
+    parts = memory.estimate(config, TINY, prompt_tokens=4.0, rows={"generate": 3})
+    assert parts["always"] == {"weights (float32)": 4000, "Adam state": 8000}
+    # Keys and values of 2 layers, 2 heads of 2 numbers, 4 bytes: 64 bytes a token; 3 rollouts of 4 + 16 tokens.
+    assert parts["generate"] == {"KV cache": 3 * 20 * 64, "logits of one position": 3 * 50 * 4}
+    # Per token and layer 4·8 + 2·8 + 2·4 + 4·16 = 120 numbers.
+    assert parts["update"]["activations"] == 10 * 2 * 120 * 4
+    assert parts["update"]["gradients"] == 4000
+
+
+def test_memory_of_bfloat16_lora_and_reference():
+    config, _ = resolve(Config(**RUN, dtype="bfloat16", lora_rank=1, beta=0.1))
+    always = memory.estimate(config, TINY, 4.0, {})["always"]
+    # Adapters of rank 1: 2·(8 + 8) + 2·(8 + 4) + 3·(8 + 16) = 128 numbers a layer.
+    assert TINY.lora_parameters(1) == 256
+    assert always == {
+        "weights (float32)": 4 * 1256,
+        "bfloat16 copies of the weights": 2000,
+        "reference model": 4000,
+        "Adam state": 8 * 256,
+    }
+
+
+def test_float64_doubles_weights():
+    config, _ = resolve(Config(**RUN, dtype="float64"))
+    assert memory.estimate(config, TINY, 4.0, {})["always"] == {"weights (float64)": 8000, "Adam state": 16000}
+
+
+def test_starter_fits_the_two_gigabytes_promised():
+    totals = [size for _, part, size in rows(Config(**RUN), "memory") if part.startswith("= in all")]
+    assert all(re.fullmatch(r"[\d.]+ MB|[01]\.\d+ GB", size) for size in totals)
+
+
+def test_facts_of_the_starter_are_read_from_its_folder():
+    assert read_facts("starter").positions == 4096

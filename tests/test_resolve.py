@@ -1,0 +1,191 @@
+"""What is decided by model, task and machine, and what is refused before anything is loaded."""
+
+import json
+import os
+
+import pytest
+
+from vipfast import model_facts, resolve
+from vipfast.config import Config
+from vipfast.errors import BudgetError, UsageError
+from vipfast.resolve import free_threads
+from vipfast.resolve import resolve as resolved
+
+CPU = {"device": "cpu", "threads": 1}
+
+
+def make_model(folder, tokenizer=True, **config):
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100, "intermediate_size": 128}
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({**sizes, "max_position_embeddings": 8192, **config}))
+    if tokenizer:
+        (folder / "tokenizer_config.json").write_text("{}")
+    return str(folder)
+
+
+def test_starter_defaults_and_their_lines():
+    config, lines = resolved(Config(**CPU, output_dir="mine"))
+    assert lines == [
+        "learning_rate = 1e-4 (starter)",
+        "max_new_tokens = 16 (starter)",
+        "max_prompt_tokens = 4080 (4096 positions less 16 new tokens)",
+        "vigor_m0 = 2 (4 rounds that spend 8 rollouts per prompt)",
+        "dtype = float32 (on cpu)",
+    ]
+    assert config.learning_rate == 1e-4 and config.vigor_m0 == 2
+
+
+def test_resolving_twice_changes_and_tells_nothing():
+    once, _ = resolved(Config(**CPU, allocator="vip", estimator="grpo"))
+    assert (once.objective, once.min_rollouts) == ("dr_grpo", 3)
+    assert resolved(once) == (once, [])
+
+
+@pytest.mark.parametrize(("lora_rank", "rate"), [(0, 1e-6), (8, 1e-5)])
+def test_other_models_get_lower_rates_and_longer_texts(tmp_path, lora_rank, rate):
+    config, lines = resolved(Config(**CPU, model=make_model(tmp_path / "m"), lora_rank=lora_rank))
+    assert (config.learning_rate, config.max_new_tokens, config.max_prompt_tokens) == (rate, 1024, 1024)
+    assert "max_prompt_tokens = 1024 (at most 1024 unless given; 7168 positions are left)" in lines
+
+
+def test_short_model_leaves_what_it_has(tmp_path):
+    model = make_model(tmp_path / "m", max_position_embeddings=1500)
+    assert resolved(Config(**CPU, model=model))[0].max_prompt_tokens == 476
+
+
+def test_given_options_stay():
+    given = dict(learning_rate=0.5, max_new_tokens=7, max_prompt_tokens=9, dtype="float64", output_dir="mine", vigor_m0=2)
+    config, lines = resolved(Config(**CPU, **given))
+    assert lines == [] and {name: getattr(config, name) for name in given} == given
+
+
+def test_hub_id_that_is_not_on_disk(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    config, lines = resolved(Config(**CPU, model="Qwen/Qwen2.5-0.5B-Instruct"))
+    assert config.max_prompt_tokens == 1024
+    assert any("not known before it is loaded" in line for line in lines)
+
+
+def test_hub_id_in_the_cache_is_read_there(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    repo = tmp_path / "models--Qwen--Tiny"
+    make_model(repo / "snapshots" / "abc", max_position_embeddings=1224)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("abc")
+    assert resolved(Config(**CPU, model="Qwen/Tiny"))[0].max_prompt_tokens == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 4096}, "--max-new-tokens 4096: leaves no room .* at most 4095"),
+        ({"max_prompt_tokens": 4081}, "--max-prompt-tokens 4081: with --max-new-tokens 16 .* at most 4080"),
+        ({"task": "arithmetics"}, "did you mean arithmetic"),
+        ({"task": "absent.jsonl"}, "--task absent.jsonl: no such file"),
+        ({"model": "./absent"}, "--model ./absent: no such folder"),
+        ({"model": "gpt2"}, "owner/name"),
+        ({"allocator": "vip", "min_rollouts": 1}, "--min-rollouts 1: --objective rloo needs at least 2"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_refused_early(options, message):
+    with pytest.raises(UsageError, match=message):
+        resolved(Config(**CPU, **options))
+
+
+def test_infeasible_budgets_are_refused_before_loading():
+    with pytest.raises(BudgetError, match=r"\[128, 384\]"):
+        resolved(Config(**CPU, allocator="vip", max_rollouts=6))
+    with pytest.raises(BudgetError, match="--vigor-m0 2"):
+        resolved(Config(**CPU, vigor_m0=3))
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"tokenizer.json": "{}"}, "has no config.json"),
+        ({"config.json": "{}"}, "has no tokenizer"),
+        ({"adapter_config.json": "{}", "tokenizer.json": "{}"}, "adapters only"),
+        ({"config.json": "{", "tokenizer.json": "{}"}, "not valid JSON"),
+    ],
+    ids=["no-config", "no-tokenizer", "adapters", "broken"],
+)
+def test_incomplete_model_folder_is_named(tmp_path, files, message):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=f"--model {tmp_path}.*{message}"):
+        resolved(Config(**CPU, model=str(tmp_path)))
+
+
+def test_options_of_another_allocator_are_told():
+    _, lines = resolved(Config(**CPU, allocator="uniform", score="posterior", max_rollouts=9))
+    notes = [line for line in lines if line.startswith("note")]
+    assert notes == [
+        "note: --max-rollouts 9 has no effect with --allocator uniform",
+        "note: --score posterior has no effect with --allocator uniform",
+    ]
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match="--device cuda: .* sees no GPU"):
+        resolved(Config(threads=1, device="cuda"))
+    config, lines = resolved(Config(threads=1))
+    assert (config.device, config.dtype) == ("cpu", "float32") and "device = cpu (torch sees no GPU)" in lines
+
+
+@pytest.mark.parametrize(
+    ("cores", "allowed", "load", "starter", "threads"),
+    [
+        (2, 2, 0.0, True, 2),
+        (2, 2, 0.2, True, 2),
+        (2, 2, 0.9, True, 1),
+        (2, 2, 5.0, True, 1),
+        (64, 8, 30.0, False, 8),
+        (64, 64, 60.0, False, 4),
+        (64, 64, 0.0, True, 4),
+        (64, 64, 0.0, False, 64),
+    ],
+)
+def test_threads_follow_the_free_cores(monkeypatch, cores, allowed, load, starter, threads):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(allowed)), raising=False)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(resolve, "_cpu_quota", lambda: float("inf"))
+    assert free_threads(starter)[0] == threads
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("Qwen/Qwen2.5-0.5B-Instruct", 0.5),
+        ("Qwen/Qwen2.5-Math-1.5B", 1.5),
+        ("HuggingFaceTB/SmolLM2-135M", 0.135),
+        ("Qwen/Qwen3-30B-A3B", 30),
+        ("meta-llama/Llama-3.2-1b", 1),
+        ("some/model-v2", None),
+        ("some/model-8bit", None),
+    ],
+)
+def test_size_in_a_name(name, billions):
+    assert model_facts.size_in_name(name) == billions
+
+
+def test_parameters_of_qwen_half_a_billion(tmp_path):
+    sizes = dict(hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2)
+    model = make_model(tmp_path / "m", **sizes, vocab_size=151936, tie_word_embeddings=True, model_type="qwen2")
+    facts = model_facts.read_facts(model)
+    # As published for Qwen2.5-0.5B.
+    assert facts.num_parameters == 494_032_768
+    # 8 · (q, o: 2·1792; k, v: 2·(896 + 128); gate, up, down: 3·(896 + 4864)) · 24 layers
+    assert facts.lora_parameters(8) == 8 * (3584 + 2048 + 17280) * 24
+
+
+def test_starter_is_counted_exactly():
+    folder = model_facts.STARTER
+    with open(folder / "model.safetensors", "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+    counted = sum(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in shapes)
+    assert model_facts.read_facts("starter").num_parameters == counted <= 1_000_000

@@ -1,0 +1,153 @@
+"""collect(): the ledger is exact, whatever order the engine returns rows in, and whatever it loses."""
+
+import numpy as np
+import pytest
+
+from vipfast import streams
+from vipfast.engine.base import Finished
+from vipfast.errors import BudgetError
+from vipfast.rewards.grader import Grader
+from vipfast.rollout import collect
+from vipfast.step_metrics import rollout_metrics
+from vipfast.types import Finish, Prompt, PromptBatch, StepPlan
+
+
+class ScriptedEngine:
+    """Ends each rollout after as many steps as its hash says; token ids tell slot and index. ``lose`` names rows never returned."""
+
+    name = "scripted"
+
+    def __init__(self, lose=(), order=1):
+        self.rows, self.lose, self.order, self.clock = [], set(lose), order, 0
+
+    @property
+    def pending(self):
+        return len(self.rows)
+
+    def submit(self, requests):
+        for request in requests:
+            for index in range(request.first_index, request.first_index + request.count):
+                length = int(streams.keys(9, 0, 0, request.slot, index) % np.uint64(5)) + 1
+                self.rows.append((self.clock + length, request.slot, index, length))
+
+    def step(self):
+        self.clock += 1
+        done = [row for row in self.rows if row[0] <= self.clock]
+        self.rows = [row for row in self.rows if row[0] > self.clock]
+        return [
+            Finished(slot, index, np.full(length, 10 * slot + index), np.full(length, -0.5, np.float32), Finish.STOP)
+            for _, slot, index, length in done[:: self.order]
+            if (slot, index) not in self.lose
+        ]
+
+
+class Decoder:
+    def batch_decode(self, tokens, skip_special_tokens):
+        return [str(row[0]) if len(row) else "" for row in tokens]
+
+
+class InRounds:
+    """Asks for the rounds it is given."""
+
+    name, barrier, budget_kind = "scripted", True, "exact"
+
+    def __init__(self, *rounds):
+        self.asked, self.seen = [np.array(counts) for counts in rounds], []
+
+    def rounds(self, prompts, budget):
+        for counts in self.asked:
+            tally = yield counts
+            self.seen.append((tally.scored.copy(), tally.mean.copy(), tally.pending.copy()))
+        return StepPlan.plain(self.asked)
+
+
+def grader(reward=lambda texts, answers, metadata: [float(int(text) % 2) for text in texts]):
+    return Grader(reward, Decoder())
+
+
+def batch(num=3):
+    return PromptBatch([Prompt(f"u{i}", f"p{i}", np.array([i] * (i + 1))) for i in range(num)], 1, 0)
+
+
+def test_ragged_batch_is_ordered_by_prompt_round_and_index():
+    allocator = InRounds([2, 0, 1], [0, 0, 3])
+    rollouts, tally, seconds = collect(allocator, batch(), 6, ScriptedEngine(), grader())
+    assert rollouts.group_offsets.tolist() == [0, 2, 2, 6]
+    assert rollouts.index.tolist() == [0, 1, 0, 1, 2, 3]
+    assert rollouts.round.tolist() == [0, 0, 0, 1, 1, 1] == rollouts.plan.round_R.tolist()
+    assert [int(rollouts.tokens[o]) for o in rollouts.token_offsets[:-1]] == [0, 1, 20, 21, 22, 23]
+    assert rollouts.reward.tolist() == [0, 1, 0, 1, 0, 1]
+    assert rollouts.prompt_offsets.tolist() == [0, 1, 3, 6]
+    assert allocator.seen[0][0].tolist() == [2, 0, 1] and allocator.seen[1][0].tolist() == [2, 0, 4]
+    assert tally.mean.tolist() == [0.5, 0, 0.5] and tally.pending.tolist() == [0, 0, 0]
+    assert set(seconds) == {"time/allocate_s", "time/generate_s", "time/reward_s"}
+
+
+def test_arrival_order_moves_no_bit():
+    reward = lambda texts, answers, metadata: [0.1 * int(text) for text in texts]  # noqa: E731 - a one-line reward
+    tallies = [collect(InRounds([7, 5, 9]), batch(), 21, ScriptedEngine(order=o), grader(reward))[1] for o in (1, -1)]
+    for name in ("mean", "m2", "min", "max", "scored", "tokens"):
+        assert getattr(tallies[0], name).tobytes() == getattr(tallies[1], name).tobytes()
+
+
+def test_lost_rollouts_are_error_rows_unscored_and_counted():
+    rollouts, tally, _ = collect(InRounds([3, 2, 1]), batch(), 6, ScriptedEngine(lose=[(0, 1), (2, 0)]), grader())
+    assert rollouts.finish.tolist() == [0, Finish.ERROR, 0, 0, 0, Finish.ERROR]
+    assert np.isnan(rollouts.reward[[1, 5]]).all() and rollouts.lengths_R[[1, 5]].tolist() == [0, 0]
+    assert tally.scored.tolist() == [2, 2, 0]
+    metrics = rollout_metrics(rollouts, tally)
+    assert metrics["reward/unscored"] == 2 and metrics["budget/rollouts"] == 6
+    # group 0: rewards [0, lost, 0] is flat, all 3 wasted; group 1: [0, 1] has signal; group 2: the lost one is wasted
+    assert metrics["signal/frac_wasted_rollouts"] == 4 / 6
+
+
+@pytest.mark.parametrize("asked", [[2, 2, 1], [2, 2, 3]])
+def test_an_exact_allocator_that_misses_the_budget_is_stopped(asked):
+    with pytest.raises(BudgetError, match="budget of 6"):
+        collect(InRounds(asked), batch(), 6, ScriptedEngine(), grader())
+
+
+def test_an_allocator_without_barrier_is_resumed_while_rollouts_are_pending():
+    class Eager(InRounds):
+        barrier = False
+
+        def rounds(self, prompts, budget):
+            asked, tally = [np.array([2, 2, 2])], None
+            tally = yield asked[0]
+            while tally.pending.any():
+                self.seen.append(int(tally.pending.sum()))
+                asked.append(np.array([0, 0, int(tally.asked.sum() < budget)]))
+                tally = yield asked[-1]
+            return StepPlan.plain(asked)
+
+    allocator = Eager()
+    rollouts, _, _ = collect(allocator, batch(), 7, ScriptedEngine(), grader())
+    assert allocator.seen[0] > 0 and rollouts.num_rollouts == 7
+
+
+def test_a_batch_that_grows_keeps_its_ledger():
+    extra = [Prompt("u9", "p9", np.array([9]))]
+
+    class Drawing(InRounds):
+        def rounds(self, prompts, budget):
+            asked = [np.array([2, 1, 1])]
+            yield asked[0]
+            prompts.more(1)
+            asked.append(np.array([0, 0, 0, 2]))
+            yield asked[1]
+            return StepPlan.plain(asked)
+
+    grown = PromptBatch(batch().prompts, 1, 0, lambda k: extra[:k])
+    rollouts, tally, _ = collect(Drawing(), grown, 6, ScriptedEngine(), grader())
+    assert tally.asked.tolist() == [2, 1, 1, 2] == rollouts.counts_B.tolist()
+    with pytest.raises(ValueError, match="no selector"):
+        batch().more(1)
+
+
+def test_metrics_are_defined_when_nothing_is_scored():
+    nothing = grader(lambda texts, answers, metadata: [None] * len(texts))
+    rollouts, tally, _ = collect(InRounds([2, 2, 2]), batch(), 6, ScriptedEngine(), nothing)
+    metrics = rollout_metrics(rollouts, tally)
+    assert metrics["reward/mean"] is None and metrics["signal/frac_all_zero"] is None
+    assert metrics["signal/frac_wasted_rollouts"] == 1.0 and metrics["reward/unscored"] == 6
+    assert not any(isinstance(value, float) and np.isnan(value) for value in metrics.values())

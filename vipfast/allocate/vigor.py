@@ -1,0 +1,158 @@
+"""VIGOR: variance-guided online rollout allocation (arXiv 2607.22002, Algorithm 1).
+
+Rollouts are drawn in T rounds; after each, only the share alpha of the prompts whose rewards vary most stays active, and those get
+gamma times as many. Differences from the paper: the budget is met exactly for any batch size (a round never draws more than is
+left, and the last one hands what remains to the highest scores), and ties, which after a first round of two rollouts decide most
+of the cut, are broken by a seeded key instead of by position.
+"""
+
+import math
+import warnings
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import numpy as np
+
+from vipfast.allocate.base import Counts
+from vipfast.allocate.solver import rounded
+from vipfast.errors import BudgetError
+from vipfast.types import PromptBatch, StepPlan, Tally
+
+FEW_SURVIVORS = 8
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How rounds grow and shrink: ``m0`` rollouts first, ``num_rounds`` T, keep ``alpha`` of the prompts, ``gamma`` times the rollouts."""
+
+    m0: int
+    num_rounds: int = 4
+    alpha: float = 0.5
+    gamma: float = 2.0
+
+    @classmethod
+    def fit(cls, num_prompts: int, budget: int, m0: int | None, num_rounds: int, alpha: float, gamma: float) -> "Schedule":
+        """The schedule that spends ``budget`` on ``num_prompts`` prompts, m0 following from the mean when it is None.
+
+        Raises:
+            BudgetError: m0 * sum_t (alpha gamma)^(t-1) is not the mean (to within one rollout of the whole budget).
+        """
+        growth = sum((alpha * gamma) ** t for t in range(num_rounds))
+        mean = budget / num_prompts
+        fitting = max(1, round(mean / growth))
+        for candidate in (m0,) if m0 is not None else (fitting,):
+            if abs(candidate * growth * num_prompts - budget) < 1:
+                return cls(candidate, num_rounds, alpha, gamma)
+        shape = f"--vigor-num-rounds {num_rounds} --vigor-alpha {alpha:g} --vigor-gamma {gamma:g}"
+        if m0 is not None:
+            means = (round(m0 * growth * num_prompts) / num_prompts,)
+            opening = f"--vigor-m0 {m0} with {shape} spends {means[0]:.12g} rollouts per prompt"
+        else:
+            below = max(1, math.floor(mean / growth))
+            means = tuple(round(m * growth * num_prompts) / num_prompts for m in (below, below + 1))
+            opening = f"no whole --vigor-m0 with {shape} spends exactly that many"
+        remedy = " or ".join(f"--rollouts-per-prompt {value:.12g}" for value in means)
+        if abs(fitting * growth * num_prompts - budget) < 1:
+            remedy = f"--vigor-m0 {fitting}, or {remedy}"
+        raise BudgetError(f"--rollouts-per-prompt {mean:.12g}: {opening}; use {remedy}")
+
+    def active(self, num_prompts: int) -> int:
+        """Prompts still active in the last round."""
+        for _ in range(self.num_rounds - 1):
+            num_prompts = self.cut(num_prompts)
+        return num_prompts
+
+    def cut(self, active: int) -> int:
+        """How many of ``active`` prompts stay after a round."""
+        # 0.7 * 10 is 7.000000000000001 in float64, and must keep 7.
+        return max(1, math.ceil(self.alpha * active - 1e-9))
+
+    def draws(self, round_: int) -> int:
+        """Rollouts per active prompt that round ``round_`` (from 0) aims at."""
+        return int(self.m0 * self.gamma**round_ + 1e-9)
+
+
+class Vigor:
+    """Args: ``schedule``; ``score``, "variance" or "posterior"; ``update_on``, "all" or "final" (survivors of the last cut only)."""
+
+    name = "vigor"
+    barrier = True
+    budget_kind = "exact"
+
+    def __init__(self, schedule: Schedule, score: str = "variance", update_on: str = "all"):
+        self.schedule, self.score, self.update_on = schedule, SCORES[score], update_on
+
+    def warn(self, num_prompts: int, estimator: str) -> None:
+        """Tell once, through ``warnings``, where this schedule is known to teach little."""
+        schedule = self.schedule
+        survivors = schedule.active(num_prompts)
+        if schedule.num_rounds > 1 and survivors < FEW_SURVIVORS:
+            warnings.warn(
+                f"--allocator vigor: only {survivors} of --prompts-per-step {num_prompts} prompts survive the last cut, and too few prompts "
+                f"is noise too; use more prompts per step, or fewer --vigor-num-rounds, to keep at least {FEW_SURVIVORS}",
+                stacklevel=2,
+            )
+        if schedule.num_rounds > 1 and schedule.m0 == 1:
+            warnings.warn(
+                "--allocator vigor: a first round of 1 rollout has no variance to rank by, so the first cut is a draw of lots; "
+                "use --vigor-m0 2 or more",
+                stacklevel=2,
+            )
+        if estimator == "dr_grpo" and schedule.m0 == 2 and self.update_on == "all":
+            warnings.warn(
+                "--allocator vigor with --estimator dr_grpo: the advantages of a group of n shrink by (n - 1)/n, so groups of 2, which "
+                "the first cut leaves, count half; use --estimator rloo to weigh them fully",
+                stacklevel=2,
+            )
+
+    def rounds(self, prompts: PromptBatch, budget: int) -> Generator[Counts, Tally, StepPlan]:
+        """T rounds, fewer where the budget runs out. See ``vipfast.allocate.base.Allocator``."""
+        ties_B = prompts.ties_B
+        ranked = np.argsort(ties_B, kind="stable")
+        asked_KB, left = [], budget
+        for round_ in range(self.schedule.num_rounds):
+            if round_:
+                if not left:
+                    break
+                score_B = rounded(self.score(tally))
+                ranked = ranked[np.lexsort((ties_B[ranked], -score_B[ranked]))][: self.schedule.cut(len(ranked))]
+            last = round_ == self.schedule.num_rounds - 1
+            share = left // len(ranked)
+            counts_B = np.zeros(len(prompts), np.int64)
+            counts_B[ranked] = share if last else min(share, self.schedule.draws(round_))
+            if last:
+                counts_B[ranked[: left - share * len(ranked)]] += 1
+            left -= int(counts_B.sum())
+            asked_KB.append(counts_B)
+            tally = yield counts_B
+        use_B = np.ones(len(prompts), bool)
+        if self.update_on == "final":
+            use_B[:] = False
+            use_B[ranked] = True
+        note = {"alloc/ceiling": None, "alloc/var_ratio_expected": None}
+        return StepPlan.plain(asked_KB, use_KB=np.tile(use_B, (len(asked_KB), 1)), note=note)
+
+    def learn(self, tally: Tally) -> dict[str, float]:
+        """Nothing to learn: each step ranks by its own rewards alone."""
+        return {}
+
+    def state_dict(self) -> dict:
+        return {}
+
+    def load_state_dict(self, state: dict) -> None:
+        assert not state, "vigor keeps no state"
+
+
+def variance(tally: Tally) -> np.ndarray:
+    """float64 [B], the rewards' population variance so far; 0 where fewer than two are scored."""
+    return tally.variance
+
+
+def posterior(tally: Tally) -> np.ndarray:
+    """float64 [B], E[p (1-p)] under the Jeffreys posterior of successes; 0 where nothing is scored, since nothing can be learned there."""
+    alpha, beta = tally.successes + 0.5, tally.scored - tally.successes + 0.5
+    total = alpha + beta
+    return np.where(tally.scored > 0, alpha * beta / (total * (total + 1)), 0.0)
+
+
+SCORES = {"variance": variance, "posterior": posterior}

@@ -1,0 +1,136 @@
+"""The command line of ``scripts/train.py``: Config's fields as flags, over a YAML file; and how a run's end is told to a shell.
+
+Exit codes: 0 done; 1 the run had to stop (reward, sync, non-finite, checkpoint); 2 bad input; 3 saved and stopped on SIGTERM
+or Ctrl-C.
+"""
+
+import dataclasses
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from vipfast import run_folder
+from vipfast.config import CHANGEABLE_ON_RESUME, Config, flag
+from vipfast.config_file import load_yaml, read_yaml
+from vipfast.errors import CheckpointError, NonFiniteError, RewardError, SyncError, UsageError
+from vipfast.resolve import resolve
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the command line asks for. ``notes`` are lines to print first, e.g. which run is continued."""
+
+    config: Config
+    resume: bool
+    dry_run: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Flags(Config):
+    """Train a language model on verifiable rewards, with a fixed rollout budget spent where it teaches."""
+
+    config: str | None = None
+    """YAML file of options (see recipes/); flags go over it."""
+    resume: bool = False
+    """Continue the run in --output-dir, or the one under runs/ that saved last; keep its options but for a few."""
+    dry_run: bool = False
+    """Print budget, rounds, tokens and memory without loading a model, and stop."""
+
+    def __post_init__(self):
+        # Validated as a Config, once file and flags have met.
+        pass
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code. An error is one message on stderr (VIPFAST_TRACEBACK=1: a traceback)."""
+    try:
+        with _plain_warnings():
+            return _run(sys.argv[1:] if argv is None else argv)
+    except (UsageError, RewardError, SyncError, NonFiniteError) as error:
+        if os.environ.get("VIPFAST_TRACEBACK"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) and not isinstance(error, CheckpointError) else 1
+
+
+def parse(argv: Sequence[str]) -> Command:
+    """Arguments -> Command. On ``--resume`` the config is the saved one with the permitted changes.
+
+    Raises:
+        UsageError: an option, file or run folder that cannot be used.
+        SystemExit: 0 after --help; 2 after an unknown flag or a value of the wrong kind (told on stderr, with a suggestion).
+    """
+    given = _flags(argv, {})
+    values = read_yaml(given.config) if given.config else {}
+    if not given.resume:
+        flags = _flags(argv, values) if values else given
+        return Command(_config(flags), resume=False, dry_run=given.dry_run)
+    run = run_folder.resumable(given.output_dir or values.get("output_dir"))
+    saved = load_yaml(run / "config.yaml")
+    asked = _flags(argv, dataclasses.asdict(saved) | values | {"output_dir": str(run)})
+    config, notes = continued(saved, _config(asked))
+    return Command(config, resume=True, dry_run=given.dry_run, notes=(f"continuing {run}", *notes))
+
+
+def continued(saved: Config, asked: Config) -> tuple[Config, list[str]]:
+    """The config a resumed run goes on with, and a line per permitted change. None in ``asked`` means "as saved".
+
+    Raises:
+        UsageError: options outside CHANGEABLE_ON_RESUME differ; each is named with both values.
+    """
+    old, new = dataclasses.asdict(saved), dataclasses.asdict(asked)
+    new = {name: old[name] if value is None else value for name, value in new.items()}
+    changed = [name for name in new if new[name] != old[name]]
+    refused = [name for name in changed if name not in CHANGEABLE_ON_RESUME]
+    if refused:
+        told = "; ".join(f"{flag(name)} is {new[name]}, the run has {old[name]}" for name in refused)
+        may = ", ".join(sorted(flag(name) for name in CHANGEABLE_ON_RESUME))
+        raise UsageError(f"--resume cannot change what the run learns from: {told}. It may change {may}; or start a new run")
+    return Config(**new), [f"{name} = {new[name]} (was {old[name]})" for name in changed if name != "output_dir"]
+
+
+def _run(argv: Sequence[str]) -> int:
+    command = parse(argv)
+    config, lines = resolve(command.config, ask_torch=not command.dry_run)
+    if not command.resume:
+        run_folder.check_fresh(config.output_dir)
+    print(*command.notes, *lines, sep="\n", flush=True)
+    if command.dry_run:
+        from vipfast import dry_run
+
+        dry_run.show(config)
+        return 0
+    from vipfast.trainer import Trainer
+
+    return Trainer(config, resume=command.resume).run()
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Our own warnings speak of options; a source line beside them would say nothing."""
+    usual = warnings.formatwarning
+
+    def format_warning(message, category, *place, **kwargs):
+        return f"warning: {message}\n" if category is UserWarning else usual(message, category, *place, **kwargs)
+
+    warnings.formatwarning = format_warning
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
+
+
+def _flags(argv: Sequence[str], defaults: dict) -> _Flags:
+    # Imported here so that a notebook's Trainer needs no command-line library.
+    import tyro
+
+    # Flags such as --resume stand alone; their --no-resume twins would only lengthen the help.
+    return tyro.cli(_Flags, args=argv, default=_Flags(**defaults), prog="train.py", config=(tyro.conf.FlagCreatePairsOff,))
+
+
+def _config(flags: _Flags) -> Config:
+    return Config(**{field.name: getattr(flags, field.name) for field in dataclasses.fields(Config)})

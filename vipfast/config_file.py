@@ -1,0 +1,103 @@
+"""Options in YAML: ``--config run.yaml``, the recipes, and the ``config.yaml`` every run leaves behind.
+
+A file is one flat mapping from Config's field names to values. Whatever Config does not know is refused with a suggestion, for
+an ignored key costs hours of training at default settings; so is a key given twice.
+"""
+
+import dataclasses
+import difflib
+import types
+import typing
+from pathlib import Path
+
+import yaml
+
+from vipfast import atomic
+from vipfast.config import Config, check_type
+from vipfast.errors import UsageError
+
+HINTS = typing.get_type_hints(Config)
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice (YAML forbids it, PyYAML keeps the last one silently)."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: str | Path) -> dict:
+    """Options a YAML file sets, as Config's own types; everything it does not mention is absent.
+
+    Args:
+        path: the file; ``1e-6`` counts as a number, ``null`` as None, a list as a tuple. An empty file sets nothing.
+
+    Returns:
+        dict from field name to value.
+
+    Raises:
+        UsageError: no such file, no YAML, no flat mapping, an unknown or repeated key, or a value of the wrong type; the
+            message names the file and the key.
+    """
+    try:
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config {path}: cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path}: is not valid YAML: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UsageError(f"{path}: must be a mapping of options such as 'steps: 60', got a {type(content).__name__}")
+    values = {}
+    for key, value in content.items():
+        if key not in HINTS:
+            raise UsageError(f"{path}: {_unknown(key, value)}")
+        values[key] = _typed(value, HINTS[key])
+        try:
+            check_type(key, values[key], HINTS[key])
+        except UsageError as error:
+            raise UsageError(f"{path}: {key}: {error}") from error
+    return values
+
+
+def load_yaml(path: str | Path) -> Config:
+    """The Config a file describes: its options over the defaults (``RUN/config.yaml`` holds all of them)."""
+    return Config(**read_yaml(path))
+
+
+def save_yaml(config: Config, path: str | Path) -> None:
+    """Write every option, so that ``load_yaml(path) == config``, floats to the last bit. The file is complete or absent."""
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(config).items()}
+    atomic.write_file(Path(path), yaml.safe_dump(values, sort_keys=False, allow_unicode=True).encode())
+
+
+def _unknown(key, value) -> str:
+    """What is wrong with a key, and which name was probably meant."""
+    if isinstance(value, dict):
+        known = [name for name in value if name in HINTS]
+        moved = f"; move {', '.join(known)} to the top level" if known else ""
+        return f"unknown key {key!r}: options stand at the top level, not in sections{moved}"
+    close = difflib.get_close_matches(str(key).replace("-", "_"), HINTS, n=1)
+    remedy = f"did you mean {close[0]!r}?" if close else "see --help for all options (underscores instead of dashes)"
+    return f"unknown key {key!r}: {remedy}"
+
+
+def _typed(value, hint):
+    """A YAML value as the field's type where that is unambiguous; anything else is left for the type check to refuse."""
+    arms = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if typing.get_origin(arms[0]) is tuple and isinstance(value, list):
+        return tuple(value)
+    if float in arms and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if float in arms and isinstance(value, str):
+        # YAML 1.1 wants a dot in "1.0e-6", so PyYAML reads the usual spelling as a string.
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value

@@ -1,0 +1,216 @@
+"""``--dry-run``: what a run would draw, generate and hold in memory, told without loading a model or importing torch.
+
+Sizes come from config.json, prompts from files on this disk; every assumption is printed beside the number it carries.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+
+from vipfast import memory
+from vipfast.allocate import make_allocator
+from vipfast.config import Config
+from vipfast.model_facts import ModelFacts, read_facts
+from vipfast.resolve import DATA_SUFFIXES
+from vipfast.types import Prompt, PromptBatch, Tally
+
+
+@dataclass(frozen=True)
+class Table:
+    """One section of the output: rows of text under column names, and the assumptions behind them."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Prompts as far as they can be counted; of a dataset not at hand: None, and a bound for the mean ``prompt_tokens``."""
+
+    num_train: int | None
+    num_heldout: int
+    prompt_tokens: float
+    note: str
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One allocation round: active prompts, the fewest and most rollouts of one of them, and all of the round's rollouts."""
+
+    active: int
+    fewest: int
+    most: int
+    drawn: int
+
+
+def show(config: Config) -> None:
+    """Print the plan of a resolved config: as rich tables on a terminal, as plain lines elsewhere."""
+    tables = plan(config)
+    if sys.stdout.isatty():
+        _show_rich(tables)
+    else:
+        for table in tables:
+            _show_plain(table)
+
+
+def plan(config: Config) -> list[Table]:
+    """Prompts, rounds, tokens and memory of a resolved config.
+
+    Raises:
+        UsageError: a dataset, model or budget that cannot be used.
+    """
+    facts, pool = read_facts(config.model), read_pool(config)
+    draws = draws_per_round(config)
+    return [_prompts(config, pool), _rounds(config, draws), _tokens(config, pool), _memory(config, pool, facts, draws)]
+
+
+def read_pool(config: Config) -> Pool:
+    """Count the task's prompts and their mean length; tokens are bytes for the starter and characters / 4 otherwise."""
+    if config.task == "arithmetic":
+        from vipfast.tasks import arithmetic
+
+        texts = [problem.text for problem in arithmetic.load_pool("train")]
+        heldout = min(config.heldout_prompts, arithmetic.SPLITS["heldout"])
+        num_train = len(texts)
+    elif config.task.endswith(DATA_SUFFIXES):
+        from vipfast.tasks.dataset import load_records
+
+        # As the task does: equal prompt and answer are one prompt, and at most a tenth is held out.
+        distinct = {json.dumps([row.prompt, row.answer]): row.prompt for row in load_records(config)}
+        texts = [p if isinstance(p, str) else "".join(str(part["content"]) for part in p) for p in distinct.values()]
+        heldout = min(config.heldout_prompts, len(texts) // 10)
+        num_train = len(texts) - heldout
+    else:
+        note = "a hub dataset is not read in a dry run: prompts are not counted, --max-prompt-tokens stands for their length"
+        return Pool(None, config.heldout_prompts, config.max_prompt_tokens, note)
+    if config.model == "starter":
+        return Pool(num_train, heldout, _mean([len(text.encode()) for text in texts]), "one token per byte")
+    return Pool(
+        num_train, heldout, _mean([len(text) for text in texts]) / 4, "4 characters per token assumed, no chat template"
+    )
+
+
+def draws_per_round(config: Config) -> list[Draw]:
+    """The rounds of a step, by running the allocator itself on no rewards.
+
+    vip plans one round from what it has learned by then; of it, only the bounds are known before.
+    """
+    if config.allocator == "vip":
+        return [Draw(config.prompts_per_step, config.min_rollouts, config.max_rollouts, config.budget)]
+    none = np.zeros(0, np.int64)
+    batch = PromptBatch([Prompt(str(i), "", none) for i in range(config.prompts_per_step)], step=1, seed=config.seed)
+    rounds = make_allocator(config).rounds(batch, config.budget)
+    draws = []
+    try:
+        counts_B = next(rounds)
+        while True:
+            active = counts_B[counts_B > 0]
+            draws.append(Draw(len(active), int(active.min()), int(active.max()), int(active.sum())))
+            counts_B = rounds.send(Tally.empty(batch.uids))
+    except StopIteration:
+        return draws
+
+
+def num_evaluations(config: Config) -> int:
+    """At the start, every eval_every steps, and at the end."""
+    every = config.eval_every or max(config.steps, 1)
+    return 1 + -(-config.steps // every)
+
+
+def _prompts(config: Config, pool: Pool) -> Table:
+    drawn = config.steps * config.prompts_per_step
+    epochs = f" ({drawn / pool.num_train:.2f} epochs)" if pool.num_train else ""
+    known = pool.num_train is not None
+    rows = [
+        ("in the pool", f"{pool.num_train:,}" if known else "unknown"),
+        ("held out", f"{'' if known else 'up to '}{pool.num_heldout:,}"),
+        ("per step (B)", f"{config.prompts_per_step:,}"),
+        ("in the run", f"{drawn:,}{epochs}"),
+        ("mean tokens of one", f"{pool.prompt_tokens:.1f}" if known else f"up to {pool.prompt_tokens:,}"),
+    ]
+    return Table("prompts", ("", config.task), rows, [pool.note])
+
+
+def _rounds(config: Config, draws: list[Draw]) -> Table:
+    rows = []
+    for number, draw in enumerate(draws, 1):
+        each = f"{draw.fewest}" if draw.fewest == draw.most else f"{draw.fewest} to {draw.most}"
+        rows.append((f"{number}", f"{draw.active:,}", each, f"{draw.drawn:,}"))
+    notes = [f"budget: {config.budget:,} rollouts per step, {config.budget * config.steps:,} in {config.steps:,} steps"]
+    if config.allocator == "vip":
+        notes.append("vip decides within these bounds, from what its predictor has learned by then")
+    return Table(f"rounds of {config.allocator}", ("round", "active", "each", "drawn"), rows, notes)
+
+
+def _tokens(config: Config, pool: Pool) -> Table:
+    prompt = config.prompts_per_step * pool.prompt_tokens
+    completion = config.budget * config.max_new_tokens
+    evaluations = num_evaluations(config)
+    eval_rollouts = pool.num_heldout * config.eval_samples
+    rows = [
+        ("prompts, read once", f"{prompt:,.0f}", f"{prompt * config.steps:,.0f}"),
+        ("completions, at most", f"{completion:,}", f"{completion * config.steps:,}"),
+        (f"evaluation, at most (×{evaluations})", "", f"{evaluations * eval_rollouts * config.max_new_tokens:,}"),
+    ]
+    notes = [
+        f"at most: every completion as long as --max-new-tokens {config.max_new_tokens}",
+        f"an evaluation draws {eval_rollouts:,} rollouts",
+    ]
+    return Table("tokens", ("", "per step", "per run"), rows, notes)
+
+
+def _memory(config: Config, pool: Pool, facts: ModelFacts, draws: list[Draw]) -> Table:
+    # Rounds wait for one another, so only one round's rollouts are decoded at a time.
+    at_once = {"generate": max(draw.drawn for draw in draws), "evaluate": pool.num_heldout * config.eval_samples}
+    phases = memory.estimate(config, facts, pool.prompt_tokens, at_once)
+    always = sum(phases["always"].values())
+    rows = []
+    for phase, parts in phases.items():
+        rows += [(phase, part, _size(size)) for part, size in parts.items()]
+        total = sum(parts.values()) + (always if phase != "always" else 0)
+        rows.append((phase, "= in all" if phase == "always" else "= in all, with what is always there", _size(total)))
+    trained = f"{facts.lora_parameters(config.lora_rank):,} in adapters trained" if config.lora_rank else "all trained"
+    notes = [
+        f"{facts.num_parameters:,} parameters, {trained} ({facts.source})",
+        f"{config.dtype} on {config.device}; sampler and learner share the weights",
+        f"all rollouts at full length: {at_once['generate']:,} of a round at once, {at_once['evaluate']:,} of an evaluation",
+        f"activations of {config.micro_batch_tokens:,} tokens without checkpointing, attention scores not kept",
+        "besides: Python, torch and transformers themselves, about 0.4 GB of main memory",
+    ]
+    return Table("memory", ("phase", "part", "estimate"), rows, notes)
+
+
+def _mean(lengths: list[int]) -> float:
+    return sum(lengths) / max(len(lengths), 1)
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.2f} MB"
+
+
+def _show_plain(table: Table) -> None:
+    lines = [table.columns, *table.rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
+    print(f"\n{table.title}")
+    for line in lines:
+        print("  " + "  ".join(text.ljust(width) for text, width in zip(line, widths)).rstrip())
+    for note in table.notes:
+        print(f"  {note}")
+
+
+def _show_rich(tables: list[Table]) -> None:
+    import rich
+    import rich.table
+
+    for table in tables:
+        drawn = rich.table.Table(title=table.title, title_justify="left")
+        drawn.caption, drawn.caption_justify = "\n".join(table.notes), "left"
+        for i, column in enumerate(table.columns):
+            drawn.add_column(column, justify="left" if i == 0 or column == "part" else "right")
+        for row in table.rows:
+            drawn.add_row(*row)
+        rich.print(drawn)

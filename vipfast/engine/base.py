@@ -1,0 +1,73 @@
+"""What a rollout engine must do: take requests, decode, hand back finished rollouts, take new weights."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from vipfast.types import Finish
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """``count`` rollouts of one prompt; rollout indices run from ``first_index``, which names their random streams."""
+
+    slot: int  # position of the prompt in the step's batch, handed back with every finished rollout
+    tokens: np.ndarray  # int64 [P], the prompt
+    uid: str
+    step: int
+    first_index: int
+    count: int
+    stream: int  # streams.TRAIN or streams.EVAL
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """One finished rollout. ``logp`` is float32 [t], of the sampled ids at the sampling temperature (0-length on error)."""
+
+    slot: int
+    index: int
+    tokens: np.ndarray  # int64 [t], the stop id included when one was sampled
+    logp: np.ndarray
+    finish: Finish
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The run's sampling parameters, never the model's own generation_config (stop ids apart)."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop_ids: tuple[int, ...] = ()
+    seed: int = 0
+
+
+class Engine(Protocol):
+    """Requests may be submitted at any time; keys and values of a step's prompts are kept until ``sync`` or ``reset``."""
+
+    name: str
+
+    @property
+    def pending(self) -> int:
+        """Rollouts submitted and not yet handed back."""
+
+    def submit(self, requests: Sequence[Request]) -> None: ...
+
+    def step(self) -> list[Finished]:
+        """Decode one token for every pending rollout; return those that ended (possibly none)."""
+
+    def reset(self) -> None:
+        """Forget pending work and cached prompts."""
+
+    def sync(self, weights: Iterable[tuple[str, Any]]) -> None:
+        """Take the policy's weights (name, tensor) and drop everything computed with the old ones.
+
+        Raises:
+            SyncError: the names handed over are not exactly the engine's own.
+        """
+
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...

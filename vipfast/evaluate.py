@@ -1,0 +1,66 @@
+"""Held-out evaluation: mean@k, unbiased pass@k and maj@k, always on the same random streams, so runs compare sample by sample."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from math import comb
+
+import numpy as np
+
+from vipfast import streams
+from vipfast.engine.base import Engine
+from vipfast.rewards.grader import Grader
+from vipfast.rollout import sample_uniformly
+from vipfast.types import Prompt
+
+
+def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
+    """Unbiased estimate of P(at least one of k samples is right), 1 - C(n-c, k)/C(n, k) (Chen et al., arXiv 2107.03374, eq. 1)."""
+    assert 0 < k <= num_samples and 0 <= num_right <= num_samples
+    return 1.0 - comb(num_samples - num_right, k) / comb(num_samples, k)
+
+
+def evaluate(
+    prompts: Sequence[Prompt],
+    engine: Engine,
+    grader: Grader,
+    k: int,
+    *,
+    extract: Callable[[str], str | None] | None = None,
+    threshold: float = 1.0,
+) -> dict[str, float | None]:
+    """Sample k completions per prompt and score them.
+
+    Args:
+        prompts: held-out prompts [B]; an empty list gives nulls.
+        engine, grader: as in training; sampling parameters are the run's.
+        k: samples per prompt.
+        extract: completion -> extracted answer (None = none found), for maj@k; None where the task has no such thing.
+        threshold: a reward this high counts as right.
+
+    Returns:
+        eval/mean@k (share of right samples), eval/pass@k, eval/maj@k (share of prompts whose most frequent answer is right; a
+        tie goes to the answer sampled first), each over prompts in [0, 1] or None, and time/eval_s. An unscored sample is not right.
+    """
+    start = time.perf_counter()
+    rows = sample_uniformly(prompts, k, engine, grader, stream=streams.EVAL)
+    engine.reset()
+    right_BK = np.array([rows[slot, i][1] >= threshold for slot in range(len(prompts)) for i in range(k)]).reshape(-1, k)
+    scores = {f"eval/{name}@{k}": None for name in ("mean", "pass", "maj")}
+    if len(prompts):
+        scores[f"eval/mean@{k}"] = float(right_BK.mean())
+        scores[f"eval/pass@{k}"] = float(np.mean([pass_at_k(k, int(num), k) for num in right_BK.sum(1)]))
+        if extract is not None:
+            texts = grader.decode([rows[slot, i][0] for slot in range(len(prompts)) for i in range(k)])
+            answers = [extract(text) for text in texts]
+            votes = [_majority_right(answers[b * k : (b + 1) * k], right_BK[b]) for b in range(len(prompts))]
+            scores[f"eval/maj@{k}"] = float(np.mean(votes))
+    return {**scores, "time/eval_s": time.perf_counter() - start}
+
+
+def _majority_right(answers: list[str | None], right_K: np.ndarray) -> bool:
+    votes = Counter(answer for answer in answers if answer is not None)
+    if not votes:
+        return False
+    winner = votes.most_common(1)[0][0]
+    return bool(right_K[answers.index(winner)])

@@ -1,0 +1,53 @@
+"""One aligned line per step, for logs and pipes."""
+
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+import numpy as np
+
+from vipfast.history import History, Metrics, change, clock, number, share
+
+_HEADER_EVERY = 20
+_COLUMNS = (("step", 6), ("reward", 7), ("spread", 7), ("wasted", 7), ("rollouts", 12), ("tokens/s", 9), ("generate", 9))
+_COLUMNS += (("update", 8), ("step s", 8), ("left", 8))
+
+
+class PlainView:
+    """Prints to ``file``; every line is flushed, and what its encoding lacks becomes "?"."""
+
+    def __init__(self, file: TextIO, history: History, title: str):
+        self._file, self._history, self._title = file, history, title
+        self._num_lines = 0
+
+    def start(self) -> None:
+        self.say(self._title)
+
+    def update(self, metrics: Metrics, counts_B: np.ndarray | None, sample: Sequence[dict[str, Any]]) -> None:
+        if metrics.get("reward/mean") is not None:
+            if self._num_lines % _HEADER_EVERY == 0:
+                self.say("".join(f"{name:>{width}}" for name, width in _COLUMNS))
+            self._num_lines += 1
+            counts = [metrics.get(f"alloc/counts_{end}") for end in ("min", "mean", "max")]
+            cells = (
+                str(metrics["step"]),
+                number(metrics["reward/mean"]),
+                number(metrics.get("reward/std_within")),
+                share(metrics.get("signal/frac_wasted_rollouts")),
+                "/".join(number(count, digits) for count, digits in zip(counts, (0, 1, 0), strict=True)),
+                number(metrics.get("speed/tokens_per_s"), 0),
+                number(metrics.get("time/generate_s"), 2),
+                number(metrics.get("time/update_s"), 2),
+                number(metrics.get("time/step_s"), 2),
+                clock(self._history.left_s),
+            )
+            self.say("".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True)))
+        if any(name.startswith("eval/") for name in metrics):
+            scores = "   ".join(f"{name} {change(self._history.course(name))}" for name in self._history.score_names())
+            self.say(f"  eval after step {metrics['step']}:   {scores}   since start")
+
+    def say(self, message: str) -> None:
+        encoding = getattr(self._file, "encoding", None) or "utf-8"
+        print(message.encode(encoding, "replace").decode(encoding), file=self._file, flush=True)
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,82 @@
+"""Loads the policy and its tokenizer: the embedded starter, a from_pretrained folder or a hub model, with LoRA if asked."""
+
+import dataclasses
+from importlib import resources
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from vipfast.config import Config
+from vipfast.errors import UsageError
+
+
+def model_path(name: str) -> str:
+    """The folder (or hub id) behind ``--model``: "starter" is the embedded one."""
+    return str(resources.files("vipfast") / "assets" / "starter") if name == "starter" else name
+
+
+def load_tokenizer(config: Config):
+    """Raises UsageError when ``--model`` has no tokenizer, or one without an end-of-text token."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_path(config.model))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"--model {config.model}: no tokenizer could be loaded ({_first_line(error)}); give a folder saved with "
+            "tokenizer.save_pretrained, or a hub id that is on disk or reachable"
+        ) from error
+    if tokenizer.eos_token_id is None:
+        raise UsageError(f"--model {config.model}: its tokenizer has no eos token, so no completion could ever end")
+    if tokenizer.pad_token_id is None:
+        # Only a filler: padding is told by position everywhere, never by this id.
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_policy(config: Config):
+    """The model to train, on its device.
+
+    Master weights are float64 for ``--dtype float64`` and float32 otherwise: AdamW at 1e-6 moves no bfloat16 weight.
+
+    Raises:
+        UsageError: no model there, or LoRA asked for without the peft library.
+    """
+    logging.disable_progress_bar()  # its bars would tear the live view
+    dtype = torch.float64 if config.dtype == "float64" else torch.float32
+    try:
+        model = AutoModelForCausalLM.from_pretrained(model_path(config.model), dtype=dtype, attn_implementation="sdpa")
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"--model {config.model}: no model could be loaded ({_first_line(error)}); give 'starter', a from_pretrained folder "
+            "with config.json and safetensors, or a hub id that is on disk or reachable"
+        ) from error
+    if config.lora_rank:
+        model = _with_lora(model, config)
+    return model.to(config.device)
+
+
+def load_reference(config: Config):
+    """The frozen starting policy for the KL term; None when ``--beta`` is 0, so that nothing is loaded for it."""
+    if config.beta == 0:
+        return None
+    return load_policy(dataclasses.replace(config, lora_rank=0)).requires_grad_(False).eval()
+
+
+def max_positions(model) -> int:
+    """Positions the model can address; prompt and completion share them."""
+    return int(getattr(model.config, "max_position_embeddings", 10**9))
+
+
+def _with_lora(model, config: Config):
+    try:
+        import peft
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--lora-rank {config.lora_rank}: needs the peft library; pip install 'vipfast[gpu]'") from error
+    torch.manual_seed(config.seed)
+    adapters = peft.LoraConfig(r=config.lora_rank, lora_alpha=2 * config.lora_rank, target_modules="all-linear", lora_dropout=0.0)
+    return peft.get_peft_model(model, adapters)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+

@@ -1,0 +1,91 @@
+"""The Gaussian processes' shared linear algebra: distances without cancellation, RBF, and a factor that always says when it failed."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from vipfast.predict.embed import text_hash
+
+SCALE_SAMPLE = 256
+"""Prompts whose pairwise distances set the length scale; drawn by text hash, so neither order nor growth of a dataset matters much."""
+
+NUM_JITTERS = 10
+
+
+def squared_distances(X: np.ndarray, Y: np.ndarray) -> np.ndarray:
+    """float64 [len(X), len(Y)], >= 0, exactly 0 on the diagonal when Y is X."""
+    same = Y is X
+    # |x|^2 + |y|^2 - 2 x.y cancels badly far from the origin, so move the origin among the points.
+    centre = X.mean(0, dtype=np.float64)
+    X = X - centre
+    Y = X if same else Y - centre
+    squares = X @ Y.T
+    squares *= -2.0
+    squares += (X * X).sum(1)[:, None]
+    squares += (Y * Y).sum(1)
+    if same:
+        np.fill_diagonal(squares, 0.0)
+    return np.maximum(squares, 0.0, out=squares)
+
+
+def rbf(X: np.ndarray, Y: np.ndarray, scale: float) -> np.ndarray:
+    """float64 [len(X), len(Y)], exp(-|x - y|^2 / (2 scale^2))."""
+    exponent = squared_distances(X, Y)
+    exponent *= -0.5 / scale**2
+    return np.exp(exponent, out=exponent)
+
+
+def length_scale(embed: Callable[[Sequence[str]], np.ndarray], texts: Sequence[str]) -> float:
+    """Median heuristic: the median distance between distinct texts, over a sample; 1 where there are not two different vectors."""
+    sample = sorted(set(texts), key=text_hash)[:SCALE_SAMPLE]
+    if len(sample) < 2:
+        return 1.0
+    X = embed(sample).astype(np.float64)
+    distances = np.sqrt(squared_distances(X, X)[np.triu_indices(len(X), 1)])
+    distances = distances[distances > 0]
+    return float(np.median(distances)) if len(distances) else 1.0
+
+
+class Factor:
+    """A = L L^T of a symmetric matrix [W, W], after adding the smallest of ten growing jitters that makes it positive definite.
+
+    Raises:
+        numpy.linalg.LinAlgError: no jitter helps, or the matrix is not finite.
+    """
+
+    BLOCK = 64
+
+    def __init__(self, A: np.ndarray):
+        if not np.isfinite(A).all():
+            raise np.linalg.LinAlgError(f"covariance of {len(A)} prompts has entries that are not finite")
+        mean = float(np.trace(A)) / len(A)
+        for level in range(NUM_JITTERS):
+            self.jitter = mean * 10.0 ** (level - 11) if level else 0.0
+            if self._factorise(A + self.jitter * np.eye(len(A)) if level else A):
+                return
+        raise np.linalg.LinAlgError(f"covariance of {len(A)} prompts is not positive definite even with jitter {self.jitter:.1g}")
+
+    def _factorise(self, A: np.ndarray) -> bool:
+        # By panels nearly all of the work is matrix products; one LAPACK call per factor and solve is several times slower at 512.
+        self._lower, self._diagonal = np.zeros_like(A), []
+        for start in range(0, len(A), self.BLOCK):
+            stop = start + self.BLOCK
+            panel = A[start:, start:stop] - self._lower[start:, :start] @ self._lower[start:stop, :start].T
+            try:
+                inverse = np.linalg.inv(np.linalg.cholesky(panel[: self.BLOCK]))
+            except np.linalg.LinAlgError:
+                return False
+            # Some backends report failure by NaN instead of an exception.
+            if not np.isfinite(inverse).all():
+                return False
+            self._lower[start:, start:stop] = panel @ inverse.T
+            self._diagonal.append(inverse)
+        return True
+
+    def whiten(self, right: np.ndarray) -> np.ndarray:
+        """L^-1 right, for right float64 [W, M]; products of two whitened sides are r^T A^-1 s."""
+        out = np.empty_like(right)
+        for i, inverse in enumerate(self._diagonal):
+            start, stop = i * self.BLOCK, (i + 1) * self.BLOCK
+            out[start:stop] = inverse @ (right[start:stop] - self._lower[start:stop, :start] @ out[:start])
+        return out

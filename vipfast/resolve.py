@@ -1,0 +1,176 @@
+"""Fill in the options that depend on model, task or machine, say what was chosen and why, and refuse early what cannot work.
+
+Nothing here loads a model, and torch is imported only to ask whether it sees a GPU.
+"""
+
+import dataclasses
+import difflib
+import math
+import os
+import re
+import shutil
+from datetime import datetime
+from pathlib import Path
+
+from vipfast import run_folder
+from vipfast.config import Config, flag
+from vipfast.errors import UsageError
+from vipfast.model_facts import model_folder, read_config
+
+DATA_SUFFIXES = (".jsonl", ".parquet", ".csv")
+LONGEST_PROMPT = 1024
+"""Default prompt limit of models other than the starter; their positions leave far more than a rollout batch can hold."""
+
+_ONLY_FOR = {
+    "vip": ("min_rollouts", "max_rollouts", "objective", "predictor"),
+    "vigor": ("vigor_m0", "vigor_num_rounds", "vigor_alpha", "vigor_gamma", "score", "update_on"),
+}
+
+
+def resolve(config: Config, ask_torch: bool = True) -> tuple[Config, list[str]]:
+    """Check a config as far as that needs no model, and fill in its ``None`` fields.
+
+    Args:
+        config: options as given; already resolved ones pass unchanged.
+        ask_torch: False never imports torch (``--dry-run``): a GPU is then assumed where the nvidia-smi program is.
+
+    Returns:
+        The resolved config (fields of another allocator, and field names of the task, may stay None) and one line per choice,
+        e.g. "learning_rate = 1e-4 (starter)".
+
+    Raises:
+        UsageError: an option that cannot work, named with its value and the remedy.
+    """
+    lines = _idle_options(config)
+    filled: dict = {}
+
+    def fill(name: str, value, why: str) -> None:
+        if getattr(config, name) is None:
+            filled[name] = value
+            lines.append(f"{name} = {_short(value)} ({why})")
+
+    check_task(config.task)
+    folder = model_folder(config.model)
+    starter = config.model == "starter"
+    kind = "starter" if starter else "LoRA" if config.lora_rank else "full fine-tuning"
+    fill("learning_rate", {"starter": 1e-4, "LoRA": 1e-5}.get(kind, 1e-6), kind)
+    fill("max_new_tokens", 16 if starter else 1024, "starter" if starter else "default of any other model")
+    max_new_tokens = filled.get("max_new_tokens", config.max_new_tokens)
+    fill("max_prompt_tokens", *_prompt_limit(config, folder, max_new_tokens))
+    for name, value, why in _schedule(config):
+        fill(name, value, why)
+    fill("output_dir", run_folder.default_name(config, datetime.now()), "task, allocator, seed, time")
+    fill("threads", *free_threads(starter))
+    # Last, since asking torch takes seconds and an error above should not.
+    fill("device", *_find_device(config, ask_torch))
+    device = filled.get("device", config.device)
+    fill("dtype", "bfloat16" if device == "cuda" else "float32", f"on {device}")
+    return dataclasses.replace(config, **filled), lines
+
+
+def check_task(task: str) -> None:
+    """Refuse a task that is no embedded task, no existing file and no hub id."""
+    if task == "arithmetic" or Path(task).is_file() and Path(task).suffix in DATA_SUFFIXES:
+        return
+    kinds = f"arithmetic, a {'/'.join(DATA_SUFFIXES)} file, or a hub dataset id such as openai/gsm8k"
+    if Path(task).suffix in DATA_SUFFIXES:
+        raise UsageError(f"--task {task}: no such file; give {kinds}")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", task) or Path(task).exists():
+        guess = "did you mean arithmetic? " if difflib.get_close_matches(task, ["arithmetic"]) else ""
+        raise UsageError(f"--task {task}: unknown; {guess}give {kinds}")
+
+
+def _schedule(config: Config) -> list[tuple[str, object, str]]:
+    """What the allocator's own rules decide, once they have checked that it can spend the budget (BudgetError if not)."""
+    if config.allocator == "vip":
+        from vipfast.allocate.solver import check_budget, least_rollouts
+
+        objective = config.objective or ("rloo" if config.estimator == "rloo" else "dr_grpo")
+        low = least_rollouts(objective, config.min_rollouts)
+        check_budget(config.prompts_per_step, config.budget, low, config.max_rollouts)
+        return [
+            ("objective", objective, f"--estimator {config.estimator}"),
+            ("min_rollouts", low, f"the least that means anything with {objective}"),
+        ]
+    if config.allocator == "vigor":
+        from vipfast.allocate.vigor import Schedule
+
+        rounds, alpha, gamma = config.vigor_num_rounds, config.vigor_alpha, config.vigor_gamma
+        fitting = Schedule.fit(config.prompts_per_step, config.budget, config.vigor_m0, rounds, alpha, gamma)
+        return [("vigor_m0", fitting.m0, f"{rounds} rounds that spend {config.rollouts_per_prompt:g} rollouts per prompt")]
+    return []
+
+
+def free_threads(starter: bool) -> tuple[int, str]:
+    """CPU threads to use, and why: the cores this process may use that nobody else keeps busy, at least one.
+
+    Two threads on a machine with one free core run several times slower than one, because each waits for the other.
+    """
+    # macOS has no affinity.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    allowed = min(cores, _cpu_quota())
+    idle = os.cpu_count() - os.getloadavg()[0]
+    free = max(1, math.floor(min(allowed, idle + 0.25)))
+    why = f"{allowed:g} cores allowed, load {os.getloadavg()[0]:.1f} of {os.cpu_count()}"
+    # The starter's matrices are too small to share among many cores.
+    return (min(free, 4), f"{why}, at most 4 for the starter") if starter and free > 4 else (free, why)
+
+
+def _cpu_quota() -> float:
+    """Cores a container's cgroup grants; infinite without a limit."""
+    limit = Path("/sys/fs/cgroup/cpu.max")
+    if not limit.is_file():
+        return math.inf
+    quota, period = limit.read_text().split()
+    return math.inf if quota == "max" else max(1.0, int(quota) / int(period))
+
+
+def _prompt_limit(config: Config, folder: Path | None, max_new_tokens: int) -> tuple[int, str]:
+    positions = read_config(folder).get("max_position_embeddings") if folder else None
+    if positions is None:
+        return LONGEST_PROMPT, f"at most {LONGEST_PROMPT} unless given; the model's positions are not known before it is loaded"
+    left = positions - max_new_tokens
+    if left < 1:
+        raise UsageError(
+            f"--max-new-tokens {max_new_tokens}: leaves no room for a prompt in the {positions} positions of "
+            f"--model {config.model}; give at most {positions - 1}"
+        )
+    if config.max_prompt_tokens is not None and config.max_prompt_tokens > left:
+        raise UsageError(
+            f"--max-prompt-tokens {config.max_prompt_tokens}: with --max-new-tokens {max_new_tokens} it exceeds the "
+            f"{positions} positions of --model {config.model}; give at most {left}"
+        )
+    if config.model != "starter" and left > LONGEST_PROMPT:
+        return LONGEST_PROMPT, f"at most {LONGEST_PROMPT} unless given; {left} positions are left"
+    return left, f"{positions} positions less {max_new_tokens} new tokens"
+
+
+def _find_device(config: Config, ask_torch: bool) -> tuple[str, str]:
+    if not ask_torch:
+        found = shutil.which("nvidia-smi") is not None
+        return ("cuda", "nvidia-smi is here; torch not asked") if found else ("cpu", "no nvidia-smi; torch not asked")
+    if config.device == "cpu":
+        return "cpu", "given"
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda", torch.cuda.get_device_name()
+    if config.device == "cuda":
+        raise UsageError(f"--device cuda: torch {torch.__version__} sees no GPU; use --device cpu, or a torch built for CUDA")
+    return "cpu", "torch sees no GPU"
+
+
+def _idle_options(config: Config) -> list[str]:
+    """A line for each option that was changed but that the chosen allocator does not read."""
+    defaults = Config()
+    return [
+        f"note: {flag(name)} {getattr(config, name)} has no effect with --allocator {config.allocator}"
+        for allocator, names in _ONLY_FOR.items()
+        for name in names
+        if allocator != config.allocator and getattr(config, name) != getattr(defaults, name)
+    ]
+
+
+def _short(value) -> str:
+    """1e-4 rather than 0.0001; everything else as it prints."""
+    return f"{value:.0e}".replace("e-0", "e-") if isinstance(value, float) else str(value)

@@ -1,0 +1,73 @@
+"""A run's folder: what it is called, whether it holds a run already, and which one ``--resume`` continues."""
+
+import re
+from datetime import datetime
+from pathlib import Path
+
+from vipfast.config import Config
+from vipfast.errors import UsageError
+
+RUNS = Path("runs")
+
+
+def default_name(config: Config, now: datetime) -> str:
+    """``runs/<task>-<allocator>-s<seed>-<time>``, with a number after it while such a folder exists."""
+    task = re.sub(r"[^\w.-]+", "-", Path(config.task).stem if "." in Path(config.task).name else config.task)
+    base = f"{task}-{config.allocator}-s{config.seed}-{now:%Y%m%d-%H%M%S}"
+    name, count = base, 1
+    while (RUNS / name).exists():
+        count += 1
+        name = f"{base}-{count}"
+    return str(RUNS / name)
+
+
+def check_fresh(folder: str | Path) -> None:
+    """Refuse to start a new run where another one lives.
+
+    Raises:
+        UsageError: the folder holds a run (its config.yaml or metrics.jsonl), or is a file.
+    """
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"--output-dir {folder}: is a file; give a folder")
+    found = [name for name in ("config.yaml", "metrics.jsonl", "checkpoints") if (path / name).exists()]
+    if found:
+        raise UsageError(
+            f"--output-dir {folder}: already holds a run ({', '.join(found)}); continue it with --resume, or give another "
+            "folder"
+        )
+
+
+def resumable(folder: str | Path | None) -> Path:
+    """The run ``--resume`` continues: ``folder``, or the run under runs/ that saved a complete checkpoint last.
+
+    Raises:
+        UsageError: nothing there can be continued; the message says why.
+    """
+    # NumPy comes with it, which --help should not wait for.
+    from vipfast import checkpoint
+
+    if folder is not None:
+        path = Path(folder)
+        if not path.is_dir():
+            raise UsageError(f"--resume --output-dir {folder}: no such folder; leave out --resume to start a new run in it")
+        if not (path / "config.yaml").is_file():
+            raise UsageError(f"--resume --output-dir {folder}: it has no config.yaml, so it is no run's folder")
+        if checkpoint.newest_complete(path) is None:
+            raise UsageError(
+                f"--resume --output-dir {folder}: it has no complete checkpoint under checkpoints/, so there is nothing to "
+                "continue from; start again in another folder"
+            )
+        return path
+    runs = [config.parent for config in RUNS.glob("*/config.yaml")]
+    # A folder's time is that of its last entry: the newest checkpoint's rename.
+    runs.sort(key=lambda run: _mtime(run / "checkpoints"), reverse=True)
+    for run in runs:
+        if checkpoint.newest_complete(run) is not None:
+            return run
+    why = f"none of the {len(runs)} runs there has a complete checkpoint" if runs else "there is no run"
+    raise UsageError(f"--resume: nothing to continue under {RUNS}/ ({why}); name the run's folder with --output-dir")
+
+
+def _mtime(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0

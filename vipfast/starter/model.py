@@ -1,0 +1,53 @@
+"""The starter's body and tokenizer: a Qwen2 model under a million parameters over raw bytes."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+EOS, PAD = "<eos>", "<pad>"
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte and no merges, so every UTF-8 text survives encode and decode; ``<eos>`` is 256, ``<pad>`` 257."""
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token=EOS,
+        pad_token=PAD,
+        clean_up_tokenization_spaces=False,
+        model_max_length=4096,
+        padding_side="left",
+    )
+
+
+def make_model(seed: int, vocab_size: int = 258, eos: int = 256, pad: int = 257) -> Qwen2ForCausalLM:
+    """A freshly initialised model in float32: hidden 128, 4 layers of 4 heads, tied embeddings, 4 096 positions."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=vocab_size,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=eos,
+        pad_token_id=pad,
+        attention_dropout=0.0,
+        use_cache=True,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write a ``from_pretrained`` folder in float32, with a generation config that names the stop ids and nothing else."""
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,1 @@
+"""Where prompts and their verifiers come from; ``load_task`` turns any of them into one Task."""

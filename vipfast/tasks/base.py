@@ -1,0 +1,142 @@
+"""A Task: tokenised prompts to train on, held-out ones, and the reward that verifies completions."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vipfast.config import Config
+from vipfast.errors import DataError
+from vipfast.rewards.grader import Reward
+from vipfast.types import Prompt
+
+
+@dataclass(frozen=True)
+class Task:
+    """``notes`` are sentences worth telling at the start (dropped, merged, conflicting prompts)."""
+
+    name: str
+    train: list[Prompt]
+    heldout: list[Prompt]
+    reward: Reward
+    extract: Callable[[str], str | None] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row of a dataset before tokenisation; ``prompt`` is a text, or chat messages [{"role", "content"}, …]."""
+
+    prompt: str | list[dict]
+    answer: Any = None
+    metadata: dict = field(default_factory=dict)
+
+
+def load_task(config: Config, tokenizer, prompts: Sequence | None = None, reward: Reward | None = None) -> Task:
+    """The run's task.
+
+    Args:
+        config: ``task`` names it: "arithmetic", a .jsonl/.parquet/.csv file, or a hub dataset id.
+        tokenizer: of the policy; its chat template is used where it has one.
+        prompts: instead of ``config.task``: texts, or dicts with "prompt", optionally "answer", and any metadata.
+        reward: instead of the task's own reward; needed with ``prompts``.
+
+    Raises:
+        DataError: nothing to train on, or a dataset that cannot be read; the message names the option.
+    """
+    extract, heldout = None, None
+    if prompts is not None:
+        if reward is None:
+            raise DataError("prompts were given without a reward; pass reward=callable(completions, answers, metadata)")
+        name, train = "custom", [_own_record(row) for row in prompts]
+    elif config.task == "arithmetic":
+        from vipfast.tasks import arithmetic
+
+        name = "arithmetic"
+        train, heldout = (
+            [Record(p.text, p.answer, {"family": p.family, "size": p.size}) for p in arithmetic.load_pool(split)]
+            for split in ("train", "heldout")
+        )
+        reward, extract = reward or arithmetic.reward, str.strip
+    else:
+        from vipfast.rewards import exact
+        from vipfast.tasks.dataset import load_records
+
+        name, train = config.task, load_records(config)
+        reward, extract = reward or exact.reward, exact.final_answer
+    return _build(name, train, heldout, reward, extract, tokenizer, config)
+
+
+def _build(name, train, heldout, reward, extract, tokenizer, config: Config) -> Task:
+    notes: list[str] = []
+    pool = tokenize(name, train, tokenizer, config.max_prompt_tokens, notes)
+    if heldout is not None:
+        held = tokenize(name, heldout, tokenizer, config.max_prompt_tokens, notes)[: config.heldout_prompts]
+        taken = {prompt.text for prompt in held}
+        pool = [prompt for prompt in pool if prompt.text not in taken]
+    else:
+        pool, held = split_heldout(pool, config.heldout_prompts)
+    if not pool:
+        raise DataError(f"--task {name}: no prompt is left to train on; {'; '.join(notes) or 'the dataset is empty'}")
+    return Task(name, pool, held, reward, extract, notes)
+
+
+def _own_record(row) -> Record:
+    if isinstance(row, str):
+        return Record(row)
+    if not isinstance(row, dict) or "prompt" not in row:
+        raise DataError(f"prompts: got {row!r}; give texts, or dicts with the key 'prompt' and optionally 'answer'")
+    return Record(row["prompt"], row.get("answer"), {k: v for k, v in row.items() if k not in ("prompt", "answer")})
+
+
+def prompt_uid(task: str, text: str, answer: Any) -> str:
+    """Hash of task, text and verifier data: stable over epochs, resume and dataset order."""
+    payload = json.dumps([task, text, answer], sort_keys=True, default=str, ensure_ascii=False)
+    return hashlib.blake2b(payload.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def tokenize(task: str, records: Iterable[Record], tokenizer, max_prompt_tokens: int | None, notes: list[str]) -> list[Prompt]:
+    """Records -> distinct prompts; appends to ``notes`` how many were merged, conflicting or dropped.
+
+    Duplicates (same text, same answer) are one prompt with one budget. The same text with different answers stays as separate
+    prompts and is reported. Prompts longer than ``max_prompt_tokens`` are dropped and counted.
+    """
+    prompts: dict[str, Prompt] = {}
+    texts: dict[str, int] = {}
+    num_rows = num_long = 0
+    for record in records:
+        num_rows += 1
+        text = _text(record.prompt, tokenizer)
+        uid = prompt_uid(task, text, record.answer)
+        if uid in prompts:
+            continue
+        ids = np.asarray(tokenizer(text, add_special_tokens=not getattr(tokenizer, "chat_template", None)).input_ids, np.int64)
+        if not len(ids) or (max_prompt_tokens is not None and len(ids) > max_prompt_tokens):
+            num_long += 1
+            continue
+        prompts[uid] = Prompt(uid, text, ids, record.answer, record.metadata)
+        texts[text] = texts.get(text, 0) + 1
+    if num_long:
+        notes.append(f"{num_long} of {num_rows} prompts dropped: empty, or longer than --max-prompt-tokens {max_prompt_tokens}")
+    if num_merged := num_rows - num_long - len(prompts):
+        notes.append(f"{num_merged} of {num_rows} prompts are duplicates and were merged")
+    if conflicts := [text for text, count in texts.items() if count > 1]:
+        notes.append(f"{len(conflicts)} texts come with different answers, e.g. {conflicts[0]!r}")
+    return list(prompts.values())
+
+
+def split_heldout(pool: list[Prompt], num_heldout: int) -> tuple[list[Prompt], list[Prompt]]:
+    """Split off up to ``num_heldout`` prompts, at most a tenth of the pool, by hash of the text: disjoint and order-free."""
+    texts = sorted({prompt.text for prompt in pool}, key=lambda text: prompt_uid("heldout", text, None))
+    chosen = set(texts[: min(num_heldout, len(texts) // 10)])
+    return [p for p in pool if p.text not in chosen], [p for p in pool if p.text in chosen]
+
+
+def _text(prompt: str | list[dict], tokenizer) -> str:
+    if getattr(tokenizer, "chat_template", None):
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return prompt if isinstance(prompt, str) else "\n\n".join(str(message["content"]) for message in prompt)

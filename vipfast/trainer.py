@@ -1,0 +1,243 @@
+"""The loop: select prompts, let the allocator spend the budget, update, sync, log, save.
+
+``Trainer(Config(...), prompts=..., reward=callable).run()`` is what scripts/train.py calls and what a notebook uses.
+"""
+
+import dataclasses
+import resource
+import signal
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from vipfast import checkpoint, run_folder, streams
+from vipfast.allocate import make_allocator
+from vipfast.allocate.uniform import Uniform
+from vipfast.config import Config
+from vipfast.config_file import save_yaml
+from vipfast.engine.base import Sampling
+from vipfast.engine.sampling import stop_ids
+from vipfast.engine.transformers import TransformersEngine
+from vipfast.errors import NonFiniteError, RewardError, SyncError
+from vipfast.evaluate import evaluate
+from vipfast.learn.learner import Learner
+from vipfast.policy import load_policy, load_reference, load_tokenizer
+from vipfast.resolve import resolve
+from vipfast.rewards.grader import Grader, Reward
+from vipfast.rollout import collect
+from vipfast.samples import sample_rows
+from vipfast.select import EpochSelector
+from vipfast.step_metrics import rollout_metrics
+from vipfast.tasks.base import load_task
+from vipfast.telemetry import Telemetry
+from vipfast.types import PromptBatch, Rollouts
+
+DONE, STOPPED = 0, 3
+"""Exit codes of ``run``: all steps done; stopped by SIGTERM or Ctrl-C after saving the step it was in."""
+
+
+class Trainer:
+    """A run: everything that moves, built from a frozen Config.
+
+    Args:
+        config: options; fields left None are decided by the model and the task.
+        prompts: instead of ``config.task``: texts, or dicts with "prompt", optionally "answer", and any metadata.
+        reward: (completions, answers, metadata) -> one float or None (= cannot be graded) per completion.
+        resume: go on from the newest complete checkpoint in ``config.output_dir``.
+
+    Raises:
+        UsageError: an option, file or schedule that cannot be used; the message names it and the remedy.
+    """
+
+    def __init__(self, config: Config, *, prompts=None, reward: Reward | None = None, resume: bool = False):
+        self.config, self.notes = resolve(config)
+        config = self.config
+        torch.set_num_threads(config.threads)
+        self.run_dir = Path(config.output_dir)
+        self.restored = checkpoint.find(self.run_dir) if resume else None
+        if not resume:
+            run_folder.check_fresh(self.run_dir)
+        self.tokenizer = load_tokenizer(config)
+        self.task = load_task(config, self.tokenizer, prompts, reward)
+        self.notes += self.task.notes
+        self.selector = EpochSelector(self.task.train, config.seed)
+        self.allocator = make_allocator(config, [(prompt.uid, prompt.text) for prompt in self.task.train])
+        self.grader = Grader(
+            self.task.reward, self.tokenizer, truncated=config.truncated, max_errors=config.max_reward_errors
+        )
+        self.model = load_policy(config)
+        pad_id = self.tokenizer.pad_token_id
+        stops = stop_ids(self.tokenizer, self.model.generation_config, config.stop)
+        sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, stops, config.seed)
+        self.engine = TransformersEngine(self.model, sampling, pad_id)
+        self.learner = Learner(self.model, config, pad_id, load_reference(config))
+        self.step, self.totals = 0, {"budget/rollouts_cum": 0, "budget/tokens_cum": 0}
+        self.best: float | None = None
+        self.stopping = False
+        checkpoint.check_disk(self.run_dir, checkpoint_bytes(self.model, config.keep))
+        self.checkpoint_s = 0.0  # of the last save, told by the next line
+
+    def run(self) -> int:
+        """Train until ``config.steps``; returns DONE or STOPPED. What it leaves behind is described in the README."""
+        config = self.config
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        save_yaml(config, self.run_dir / "config.yaml")
+        if self.restored is not None:
+            checkpoint.trim_run(self.run_dir, checkpoint.step_of(self.restored))
+        with Telemetry(self.run_dir, config, config.steps) as self.telemetry, self._finish_step_on_signal():
+            for note in self.notes:
+                self.telemetry.say(note)
+            self._start_or_restore()
+            while self.step < config.steps and not self.stopping:
+                self._guarded_step()
+            self._save()
+            checkpoint.export(self.model, self.tokenizer, self.run_dir / "final")
+            self.telemetry.close({"continue": f"python scripts/train.py --resume --output-dir {self.run_dir} --steps {2 * config.steps}"})
+        return STOPPED if self.step < config.steps else DONE
+
+    def train_step(self, step: int) -> tuple[dict, Rollouts]:
+        """One step: prompts -> rollouts -> update -> learn -> sync. Returns its metrics and rollouts."""
+        config, start = self.config, time.perf_counter()
+        batch = PromptBatch(self.selector.next(config.prompts_per_step), step, config.seed, self.selector.next)
+        rollouts, tally, seconds = collect(
+            self.allocator, batch, config.budget, self.engine, self.grader, threshold=config.success_threshold
+        )
+        metrics = {**rollout_metrics(rollouts, tally), **rollouts.plan.note, **seconds}
+        metrics |= self.learner.update(rollouts, step - 1)
+
+        clock = time.perf_counter()
+        metrics |= self.allocator.learn(tally)
+        self.selector.learn(tally)
+        metrics["time/allocate_s"] += time.perf_counter() - clock
+
+        clock = time.perf_counter()
+        self.engine.sync(self.learner.weights())
+        metrics["time/sync_s"] = time.perf_counter() - clock
+
+        metrics["reward/errors"] = self.grader.num_errors
+        metrics["speed/tokens_per_s"] = metrics["budget/tokens"] / max(metrics["time/generate_s"], 1e-9)
+        metrics["time/step_s"] = time.perf_counter() - start
+        return metrics, rollouts
+
+    def _guarded_step(self) -> None:
+        """A step with its evaluation, log line and checkpoint; a failure leaves a checkpoint of the last whole step."""
+        config, step = self.config, self.step + 1
+        before = self.selector.state_dict(), self.grader.num_errors
+        try:
+            metrics, rollouts = self.train_step(step)
+        except (RewardError, SyncError, NonFiniteError):
+            self.selector.load_state_dict(before[0])
+            self.grader.num_errors = before[1]
+            self._save()
+            raise
+        self.step = step
+        for name in self.totals:
+            self.totals[name] += metrics[name.removesuffix("_cum")]
+        if step == config.steps or (config.eval_every and step % config.eval_every == 0):
+            metrics |= self._evaluate()
+        # The line comes before the checkpoint: a checkpoint at step N promises that every line up to N is on disk.
+        self._log(metrics, rollouts)
+        if config.checkpoint_every and step % config.checkpoint_every == 0:
+            self._save()
+
+    def _start_or_restore(self) -> None:
+        if self.restored is None:
+            self._check_sync()
+            self._log(self._evaluate())
+            self._save()
+        else:
+            self._restore(self.restored)
+            self._check_sync()
+
+    def _check_sync(self) -> None:
+        """Invariant 9 on fresh tokens, before any weight moves: what the engine samples is what the learner scores."""
+        batch = PromptBatch(self.task.train[:32], self.step, self.config.seed)
+        rollouts, _, _ = collect(Uniform(), batch, 2 * len(batch), self.engine, self.grader, stream=streams.EVAL)
+        self.learner.check_sync(self.learner.sync_gap(rollouts))
+        self.engine.reset()
+
+    def _evaluate(self) -> dict:
+        config = self.config
+        scores = evaluate(
+            self.task.heldout,
+            self.engine,
+            self.grader,
+            config.eval_samples,
+            extract=self.task.extract,
+            threshold=config.success_threshold,
+        )
+        mean = scores[f"eval/mean@{config.eval_samples}"]
+        if mean is not None and (self.best is None or mean > self.best):
+            self.best = mean
+            checkpoint.export(self.model, self.tokenizer, self.run_dir / "best")
+        return scores
+
+    def _log(self, metrics: dict, rollouts: Rollouts | None = None) -> None:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        if self.config.device == "cuda":
+            peak = torch.cuda.max_memory_allocated()
+        backend = f"{self.engine.name}+torch on {self.config.device}"
+        common = {"allocator": self.allocator.name, "backend": backend, "memory/peak_bytes": peak}
+        common["time/checkpoint_s"] = self.checkpoint_s
+        counts_B, sample = None, None
+        if rollouts is not None:
+            counts_B, num = rollouts.counts_B, self.config.sample_rollouts
+            sample = sample_rows(rollouts, self.tokenizer.decode, num, self.config.seed, self.step) if num else None
+        self.telemetry.log(self.step, {**common, **metrics, **self.totals}, counts_B, sample)
+
+    def _save(self) -> None:
+        clock = time.perf_counter()
+        checkpoint.save(self.run_dir, self.step, self.model, self.tokenizer, self._state(), self.config.keep)
+        self.checkpoint_s = time.perf_counter() - clock
+
+    def _state(self) -> dict:
+        return {
+            "step": self.step,
+            "totals": dict(self.totals),
+            "best": self.best,
+            "reward_errors": self.grader.num_errors,
+            "config": dataclasses.asdict(self.config),
+            "selector": self.selector.state_dict(),
+            "allocator": self.allocator.state_dict(),
+            "learner": self.learner.state_dict(),
+        }
+
+    def _restore(self, path: Path) -> None:
+        state = checkpoint.load(path)
+        checkpoint.load_weights(path, self.model)
+        self.step, self.totals, self.best = state["step"], state["totals"], state["best"]
+        self.grader.num_errors = state["reward_errors"]
+        self.selector.load_state_dict(state["selector"])
+        self.allocator.load_state_dict(state["allocator"])
+        self.learner.load_state_dict(state["learner"])
+        self.engine.sync(self.learner.weights())
+        self.telemetry.say(f"resumed from {path} at step {self.step}")
+
+    @contextmanager
+    def _finish_step_on_signal(self):
+        """SIGTERM and Ctrl-C ask for a stop after the step; a second one stops at once."""
+
+        def ask(number, frame):
+            if self.stopping:
+                raise KeyboardInterrupt
+            self.stopping = True
+            self.telemetry.say(f"{signal.Signals(number).name}: finishing this step, then saving; once more stops at once")
+
+        try:
+            before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        except ValueError:  # not the main thread (a notebook server): the host handles its own signals
+            before = {}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def checkpoint_bytes(model, keep: int) -> int:
+    """Bytes a run leaves on disk at its largest: ``keep`` + 1 checkpoints of weights and two Adam moments, final/ and best/."""
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    moments = sum(2 * p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    return (keep + 1) * (weights + moments) + 3 * weights
