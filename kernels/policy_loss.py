@@ -69,7 +69,7 @@ def group_advantages_ref(reward_R, group_offsets, use_R, baseline_B, estimator: 
         reward_R: float [R], NaN = unscored: out of the baseline, advantage 0.
         group_offsets: int [B+1], rollouts of prompt q are rows ``group_offsets[q]:group_offsets[q+1]``; groups may be empty.
         use_R: bool [R], rows that enter the update; the others are out of the baseline too, advantage 0.
-        baseline_B: float [B], NaN = from the group; a number replaces the group's baseline (then also a constant group has signal).
+        baseline_B: float [B], NaN = from the group; a number replaces the group's baseline (so a constant group has signal).
         estimator: "rloo", "dr_grpo" or "grpo".
 
     Returns:
@@ -107,7 +107,9 @@ class TokenTerms(NamedTuple):
 
 
 class PolicyLoss(NamedTuple):
-    """loss: scalar. dlogp_T: d loss / d logp. ratio_T: exp(logp - old). sums: 0-d float64 tensors that add up over micro-batches."""
+    """loss: scalar. dlogp_T: d loss / d logp. ratio_T: exp(logp - old), 1 where untrained.
+    sums: 0-d float64 tensors that ``add_sums`` merges over micro-batches.
+    """
 
     loss: Tensor
     dlogp_T: Tensor
@@ -150,8 +152,9 @@ def bounded_exp(x: Tensor) -> Tensor:
 
 
 def token_loss_ref(
-    terms: TokenTerms, logp_T, sampler_logp_T, old_logp_T, ref_logp_T, clip_low: float, clip_high: float, beta: float, ratio_cap: float
-) -> PolicyLoss:
+    terms: TokenTerms, logp_T: Tensor, sampler_logp_T: Tensor, old_logp_T: Tensor | None, ref_logp_T: Tensor | None,
+    clip_low: float, clip_high: float, beta: float, ratio_cap: float,
+) -> PolicyLoss:  # fmt: skip
     """The token-wise part: no statistic of the batch enters, so any slice of the tokens may be passed."""
     advantage_T, weight_T, trained_T = terms
     # Slots that are not trained may hold anything, NaN included: they are overwritten before arithmetic and zeroed after.
@@ -187,7 +190,9 @@ def token_loss_ref(
 
 def add_sums(total: dict[str, Tensor], part: dict[str, Tensor]) -> dict[str, Tensor]:
     """Merge the sums of two disjoint sets of tokens."""
-    return {name: torch.maximum(total[name], x) if name.endswith("_max") else total[name] + x for name, x in part.items()} if total else part
+    if not total:
+        return part
+    return {name: torch.maximum(total[name], x) if name.endswith("_max") else total[name] + x for name, x in part.items()}
 
 
 def policy_loss_ref(

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 32 * 2**20
+CHUNK_BYTES = 64 * 2**20
 """Default size of one chunk's logits: large enough for full matmul speed, small beside any model."""
 
 
@@ -32,7 +32,9 @@ class Head(NamedTuple):
 
 
 class Distribution(NamedTuple):
-    """probs_cV: softmax of the logits. logp_c, entropy_c: [c]. slope_cV: d z / d raw beyond the constant factor, None without a soft-cap."""
+    """probs_cV: softmax of the logits. logp_c, entropy_c: [c], of the targets.
+    slope_cV: d z / d raw beyond the constant factor scale / temperature, None without a soft-cap.
+    """
 
     probs_cV: Tensor
     logp_c: Tensor
@@ -53,20 +55,22 @@ def check_shapes(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> Non
     """
     if hidden_TD.ndim != 2 or hidden_TD.shape[1] != weight_VD.shape[1]:
         raise ValueError(
-            f"hidden states of shape {tuple(hidden_TD.shape)} do not fit an output weight of shape {tuple(weight_VD.shape)}: pass "
-            "[tokens, hidden] states from before the head, not logits"
+            f"hidden states of shape {tuple(hidden_TD.shape)} do not fit an output weight of shape {tuple(weight_VD.shape)}: "
+            "pass [tokens, hidden] states from before the head, not logits"
         )
     if len(targets_T) != len(hidden_TD):
         raise ValueError(f"{len(targets_T)} targets for {len(hidden_TD)} hidden states: each state needs the id it predicts")
 
 
 def chunks(num_tokens: int, vocab_size: int, itemsize: int, chunk_bytes: int) -> Iterator[slice]:
-    """Slices of the tokens whose logits stay within ``chunk_bytes`` (at least one token each); no tokens are one empty slice."""
+    """Slices of the tokens whose logits stay within ``chunk_bytes`` (one token at least); no tokens are one empty slice."""
     size = max(1, chunk_bytes // (vocab_size * itemsize))
     return (slice(start, min(start + size, num_tokens)) for start in range(0, max(num_tokens, 1), size))
 
 
-def distribution_ref(hidden_cD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_c: Tensor, head: Head) -> Distribution:
+def distribution_ref(
+    hidden_cD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_c: Tensor, head: Head
+) -> Distribution:
     """Logits of one chunk and what follows from them; hidden and weight are already in the dtype to compute in."""
     z_cV = hidden_cD @ weight_VD.T
     if bias_V is not None:
@@ -139,4 +143,5 @@ def token_logprob(
     Raises:
         ValueError: states and weight do not fit.
     """
-    return token_logprob_ref(hidden_TD, weight_VD, targets_T, Head(temperature, logit_scale, softcap, vocab_size), bias_V, chunk_bytes)
+    head = Head(temperature, logit_scale, softcap, vocab_size)
+    return token_logprob_ref(hidden_TD, weight_VD, targets_T, head, bias_V, chunk_bytes)

@@ -199,7 +199,7 @@ def test_resume_without_anything_usable_says_why(tmp_path):
 
 
 def save_and_die_at(run: Path, boundary: int, save) -> bool:
-    """Fork; the child saves and is SIGKILLed at its ``boundary``-th file operation. Whether it died there."""
+    """Fork; the child saves and is SIGKILLed before its ``boundary``-th write, fsync, rename or removal. Whether it died so."""
     child = os.fork()
     if child == 0:
         seen = 0
@@ -211,7 +211,8 @@ def save_and_die_at(run: Path, boundary: int, save) -> bool:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         def audit(event, args):
-            if event in ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir") and str(run) in str(args[0]):
+            writes = event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR) and str(run) in str(args[0])
+            if writes or event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir"):
                 count()
 
         fsync = os.fsync
@@ -241,7 +242,7 @@ def test_killed_at_every_file_operation_of_a_save(tmp_path):
             atomic.remove_folder(path)
             checkpoint.save(run, 9, old, None, {"name": "old"}, keep=1)
         boundary += 1
-    assert died_before > 15 and died_after > 3
+    assert died_before > 15 and died_after > 8
     assert folders(run) == ["step-10"]
 
 
@@ -277,6 +278,18 @@ def test_export_replaces_and_keeps_the_old_one_on_a_full_disk(tmp_path, monkeypa
     with pytest.raises(CheckpointError, match="disk is full, so best was not saved"):
         checkpoint.export(model, None, tmp_path / "best")
     assert [path.name for path in tmp_path.iterdir()] == ["best"] and (tmp_path / "best" / "model.safetensors").exists()
+
+
+def test_everything_is_on_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    done, sync, replace = [], atomic.sync, os.replace
+    monkeypatch.setattr(atomic, "sync", lambda path: (done.append(path.name), sync(path)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (done.append("-> " + Path(b).name), replace(a, b)))
+    path = checkpoint.save(tmp_path, 1, tiny(0), None, {}, keep=1)
+    named = done.index("-> step-1")
+    wanted = {file.name for file in path.rglob("*")} | {"metrics.jsonl"}
+    assert {"model", "model.safetensors", "state.pt", "state.json", "COMPLETE"} <= wanted <= set(done[:named])
+    assert done[named - 1].startswith(".step-1.tmp-") and done[named + 1 :] == ["checkpoints"], "folders are synced too"
 
 
 def test_a_living_writer_is_left_alone(tmp_path):

@@ -8,7 +8,7 @@ import sys
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vipfast import atomic
@@ -130,7 +130,13 @@ def test_missing_yaml_is_a_usage_error(tmp_path):
         read_yaml(tmp_path / "absent.yaml")
 
 
-@settings(max_examples=50, deadline=None)
+@pytest.fixture(scope="module")
+def saved_path(tmp_path_factory):
+    return tmp_path_factory.mktemp("run") / "config.yaml"
+
+
+@settings(max_examples=15, deadline=None)
+@example(Config(stop=("\x85", "\n"), learning_rate=1e-6, model="\u00e9"))
 @given(
     st.builds(
         Config,
@@ -143,9 +149,12 @@ def test_missing_yaml_is_a_usage_error(tmp_path):
         seed=st.integers(0, 2**63 - 1),
     )
 )
-def test_saved_config_comes_back_to_the_last_bit(tmp_path_factory, config):
-    path = tmp_path_factory.mktemp("run") / "config.yaml"
-    with mock.patch.object(atomic, "sync"):  # waiting for the disk 50 times shows nothing more
-        save_yaml(config, path)
-    assert load_yaml(path) == config
-    assert set(read_yaml(path)) == FIELDS
+def test_saved_config_comes_back_to_the_last_bit(saved_path, config):
+    with mock.patch.object(atomic, "sync"):  # waiting for the disk each time shows nothing more
+        save_yaml(config, saved_path)
+    assert load_yaml(saved_path) == config
+
+
+def test_saved_config_holds_every_option(saved_path):
+    save_yaml(Config(), saved_path)
+    assert set(read_yaml(saved_path)) == FIELDS

@@ -29,12 +29,12 @@ class Canned:
 
     def submit(self, requests):
         for r in requests:
-            self.rows += [(r.slot, i) for i in range(r.first_index, r.first_index + r.count)]
+            self.rows += [(r.slot, int(r.uid), i) for i in range(r.first_index, r.first_index + r.count)]
 
     def step(self):
         rows, self.rows = self.rows, []
         logp = np.zeros(1, np.float32)
-        return [Finished(slot, i, np.array([slot * 10 + i]), logp, Finish.STOP) for slot, i in rows]
+        return [Finished(slot, i, np.array([uid * 10 + i]), logp, Finish.STOP) for slot, uid, i in rows]
 
     def reset(self):
         pass
@@ -43,15 +43,17 @@ class Canned:
         return [self.texts[int(t[0]) // 10][int(t[0]) % 10] for t in tokens]
 
 
-def run(texts, answers, extract=str.strip, k=4):
+def run(texts, answers, extract=str.strip, k=4, rows_at_once=99):
     engine = Canned(texts)
     grader = Grader(lambda c, a, m: [float(x.strip() == y) for x, y in zip(c, a)], engine)
     prompts = [Prompt(str(i), str(i), np.array([1]), answer) for i, answer in enumerate(answers)]
-    return evaluate(prompts, engine, grader, k, extract=extract)
+    return evaluate(prompts, engine, grader, k, extract=extract, rows_at_once=rows_at_once)
 
 
-def test_scores_by_hand():
-    scores = run([["7", "7", "8", "9"], ["5", "6", "6", "6"], ["1", "2", "1", "2"]], ["7", "5", "1"])
+@pytest.mark.parametrize("rows_at_once", [99, 8, 4, 1])
+def test_scores_by_hand_however_many_rows_fit(rows_at_once):
+    texts = [["7", "7", "8", "9"], ["5", "6", "6", "6"], ["1", "2", "1", "2"]]
+    scores = run(texts, ["7", "5", "1"], rows_at_once=rows_at_once)
     assert scores["eval/mean@4"] == pytest.approx((2 + 1 + 2) / 12)
     assert scores["eval/pass@4"] == 1.0
     assert scores["eval/maj@4"] == pytest.approx(2 / 3)  # the tie 1-2 goes to the answer sampled first

@@ -36,7 +36,7 @@ def test_starter_defaults_and_their_lines():
 
 
 def test_resolving_twice_changes_and_tells_nothing():
-    once, _ = resolved(Config(**CPU, allocator="vip", estimator="grpo"))
+    once, _ = resolved(Config(**CPU, allocator="vip", estimator="grpo", score="posterior"))
     assert (once.objective, once.min_rollouts) == ("dr_grpo", 3)
     assert resolved(once) == (once, [])
 

@@ -8,12 +8,12 @@ from vipfast.engine.base import Finished
 from vipfast.errors import BudgetError
 from vipfast.rewards.grader import Grader
 from vipfast.rollout import collect
-from vipfast.step_metrics import rollout_metrics
+from vipfast.telemetry.step import rollout_metrics
 from vipfast.types import Finish, Prompt, PromptBatch, StepPlan
 
 
 class ScriptedEngine:
-    """Ends each rollout after as many steps as its hash says; token ids tell slot and index. ``lose`` names rows never returned."""
+    """Ends each rollout after as many steps as its hash says; ids tell slot and index. ``lose`` names rows never returned."""
 
     name = "scripted"
 

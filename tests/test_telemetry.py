@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from vipfast import checkpoint, metrics
+from vipfast import checkpoint
 from vipfast.config import Config
 from vipfast.errors import UsageError
-from vipfast.history import History, change, clock, printable, trend
-from vipfast.live import histogram
-from vipfast.samples import COLUMNS, sample_rows, write_samples
-from vipfast.telemetry import Telemetry, read_metrics
+from vipfast.telemetry import metrics
+from vipfast.telemetry.history import History, change, clock, printable, trend
+from vipfast.telemetry.live import histogram
+from vipfast.telemetry.samples import COLUMNS, sample_rows, write_samples
+from vipfast.telemetry.telemetry import Telemetry, read_metrics
 from vipfast.types import Finish, Prompt, Rollouts, StepPlan
 
 STEP = {
@@ -300,9 +301,9 @@ step allocator backend budget/rollouts budget/tokens budget/rollouts_cum budget/
 alloc/counts_max alloc/ceiling alloc/var_ratio_expected alloc/rounds signal/frac_all_zero signal/frac_all_one
 signal/frac_wasted_rollouts reward/mean reward/std_within reward/unscored rollout/tokens_mean rollout/tokens_max
 rollout/truncated_frac predict/brier predict/log_loss predict/corr predict/slope policy/entropy policy/kl policy/clip_frac_low
-policy/clip_frac_high policy/ratio_raw_mean policy/ratio_raw_max policy/sync_gap train/loss train/grad_norm train/lr train/skipped
-time/allocate_s time/generate_s time/reward_s time/logprob_s time/update_s time/sync_s time/eval_s time/checkpoint_s time/step_s
-speed/tokens_per_s memory/peak_bytes eval/mean@8 eval/pass@16 eval/maj@4
+policy/clip_frac_high policy/ratio_raw_mean policy/ratio_raw_max policy/sync_gap train/loss train/grad_norm train/lr
+train/skipped time/allocate_s time/generate_s time/reward_s time/logprob_s time/update_s time/sync_s time/eval_s
+time/checkpoint_s time/step_s speed/tokens_per_s memory/peak_bytes eval/mean@8 eval/pass@16 eval/maj@4
 """
 
 
@@ -346,9 +347,11 @@ def test_time_left_follows_the_last_steps(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     history = History(total_steps=10)
     history.restart_clock()
+    now[0] += 50.0  # the evaluation before the first step tells nothing about steps
+    history.tick(trained=False)
     assert history.left_s is None
     for step in (1, 2):
         now[0] += 3.0
         history.add({"step": step})
         history.tick()
-    assert history.left_s == pytest.approx(24.0) and history.elapsed_s == pytest.approx(6.0)
+    assert history.left_s == pytest.approx(24.0) and history.elapsed_s == pytest.approx(56.0)

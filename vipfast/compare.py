@@ -1,4 +1,4 @@
-"""Allocators against each other on one configuration and the same seeds: every run's score, cost and waste, and ratios to uniform."""
+"""Allocators against each other on the same configuration and seeds: score, cost and waste of each run, ratios to uniform."""
 
 import json
 import subprocess
@@ -38,7 +38,7 @@ class Outcome:
         return self.curve[-1][2]
 
     def cost_at(self, score: float, column: int) -> float:
-        """Rollouts (column 0) or seconds (column 1) at which the curve first reaches ``score``, between evaluations by a line."""
+        """Rollouts (column 0) or seconds (1) at which the curve first reaches ``score``, between evaluations by a line."""
         for before, after in zip(self.curve, self.curve[1:]):
             if after[2] >= score:
                 share = 0.0 if after[2] == before[2] else max(0.0, (score - before[2]) / (after[2] - before[2]))
@@ -62,7 +62,9 @@ def read(run_dir: Path, allocator: str, seed: int, seconds: float) -> Outcome:
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     score = next(name for name in lines[0] if name.startswith("eval/mean@"))
     clock = np.cumsum([line.get("time/step_s", 0.0) for line in lines])
-    curve = [(line["budget/rollouts_cum"], float(t), line[score]) for line, t in zip(lines, clock) if line.get(score) is not None]
+    curve = [
+        (line["budget/rollouts_cum"], float(t), line[score]) for line, t in zip(lines, clock) if line.get(score) is not None
+    ]
     wasted = [line["signal/frac_wasted_rollouts"] for line in lines if line["step"] > 0]
     return Outcome(allocator, seed, lines[-1]["budget/rollouts_cum"], seconds, float(np.mean(wasted)), curve)
 

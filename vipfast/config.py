@@ -29,7 +29,7 @@ class Config:
     heldout_prompts: int = 512
     """Held-out prompts for evaluation, split off by text hash where the task has none of its own."""
     model: str = "starter"
-    """The policy: starter (embedded, 0.9 M parameters), a from_pretrained folder, or a hub model id."""
+    """The policy: starter (embedded, under 1 M parameters), a from_pretrained folder, or a hub model id."""
     lora_rank: int = 0
     """Rank of LoRA adapters on the linear layers of the body; 0 trains all weights."""
     dtype: Literal["float32", "bfloat16", "float64"] | None = None

@@ -73,7 +73,8 @@ def load_yaml(path: str | Path) -> Config:
 def save_yaml(config: Config, path: str | Path) -> None:
     """Write every option, so that ``load_yaml(path) == config``, floats to the last bit. The file is complete or absent."""
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(config).items()}
-    atomic.write_file(Path(path), yaml.safe_dump(values, sort_keys=False, allow_unicode=True).encode())
+    # Escaped to ASCII: PyYAML writes U+0085 as it is and reads it back as a space.
+    atomic.write_file(Path(path), yaml.safe_dump(values, sort_keys=False).encode())
 
 
 def _unknown(key, value) -> str:

@@ -1,4 +1,4 @@
-"""Held-out evaluation: mean@k, unbiased pass@k and maj@k, always on the same random streams, so runs compare sample by sample."""
+"""Held-out evaluation: mean@k, unbiased pass@k and maj@k, on the same random streams, so runs compare sample by sample."""
 
 import time
 from collections import Counter
@@ -15,7 +15,7 @@ from vipfast.types import Prompt
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
-    """Unbiased estimate of P(at least one of k samples is right), 1 - C(n-c, k)/C(n, k) (Chen et al., arXiv 2107.03374, eq. 1)."""
+    """Unbiased P(at least one of k samples is right), 1 - C(n-c, k)/C(n, k) (Chen et al., arXiv 2107.03374, eq. 1)."""
     assert 0 < k <= num_samples and 0 <= num_right <= num_samples
     return 1.0 - comb(num_samples - num_right, k) / comb(num_samples, k)
 
@@ -28,6 +28,7 @@ def evaluate(
     *,
     extract: Callable[[str], str | None] | None = None,
     threshold: float = 1.0,
+    rows_at_once: int = 4096,
 ) -> dict[str, float | None]:
     """Sample k completions per prompt and score them.
 
@@ -37,21 +38,26 @@ def evaluate(
         k: samples per prompt.
         extract: completion -> extracted answer (None = none found), for maj@k; None where the task has no such thing.
         threshold: a reward this high counts as right.
+        rows_at_once: most rollouts in flight, so that evaluation needs no more memory than a training step.
 
     Returns:
-        eval/mean@k (share of right samples), eval/pass@k, eval/maj@k (share of prompts whose most frequent answer is right; a
-        tie goes to the answer sampled first), each over prompts in [0, 1] or None, and time/eval_s. An unscored sample is not right.
+        eval/mean@k (share of right samples), eval/pass@k, eval/maj@k (share of prompts whose most frequent answer is right;
+        a tie goes to the answer sampled first), each in [0, 1] or None, and time/eval_s. An unscored sample is not right.
     """
     start = time.perf_counter()
-    rows = sample_uniformly(prompts, k, engine, grader, stream=streams.EVAL)
-    engine.reset()
-    right_BK = np.array([rows[slot, i][1] >= threshold for slot in range(len(prompts)) for i in range(k)]).reshape(-1, k)
+    rows = []
+    at_once = max(1, rows_at_once // k)
+    for first in range(0, len(prompts), at_once):
+        part = sample_uniformly(prompts[first : first + at_once], k, engine, grader, stream=streams.EVAL)
+        rows += [part[name] for name in sorted(part)]
+        engine.reset()
+    right_BK = np.array([reward >= threshold for _, reward in rows], bool).reshape(-1, k)
     scores = {f"eval/{name}@{k}": None for name in ("mean", "pass", "maj")}
     if len(prompts):
         scores[f"eval/mean@{k}"] = float(right_BK.mean())
         scores[f"eval/pass@{k}"] = float(np.mean([pass_at_k(k, int(num), k) for num in right_BK.sum(1)]))
         if extract is not None:
-            texts = grader.decode([rows[slot, i][0] for slot in range(len(prompts)) for i in range(k)])
+            texts = grader.decode([row for row, _ in rows])
             answers = [extract(text) for text in texts]
             votes = [_majority_right(answers[b * k : (b + 1) * k], right_BK[b]) for b in range(len(prompts))]
             scores[f"eval/maj@{k}"] = float(np.mean(votes))

@@ -47,8 +47,8 @@ def load_policy(config: Config):
         model = AutoModelForCausalLM.from_pretrained(model_path(config.model), dtype=dtype, attn_implementation="sdpa")
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"--model {config.model}: no model could be loaded ({_first_line(error)}); give 'starter', a from_pretrained folder "
-            "with config.json and safetensors, or a hub id that is on disk or reachable"
+            f"--model {config.model}: no model could be loaded ({_first_line(error)}); give 'starter', a from_pretrained "
+            "folder with config.json and safetensors, or a hub id that is on disk or reachable"
         ) from error
     if config.lora_rank:
         model = _with_lora(model, config)
@@ -73,10 +73,11 @@ def _with_lora(model, config: Config):
     except ModuleNotFoundError as error:
         raise UsageError(f"--lora-rank {config.lora_rank}: needs the peft library; pip install 'vipfast[gpu]'") from error
     torch.manual_seed(config.seed)
-    adapters = peft.LoraConfig(r=config.lora_rank, lora_alpha=2 * config.lora_rank, target_modules="all-linear", lora_dropout=0.0)
+    adapters = peft.LoraConfig(
+        r=config.lora_rank, lora_alpha=2 * config.lora_rank, target_modules="all-linear", lora_dropout=0.0
+    )
     return peft.get_peft_model(model, adapters)
 
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-

@@ -41,7 +41,7 @@ def resolve(config: Config, ask_torch: bool = True) -> tuple[Config, list[str]]:
     Raises:
         UsageError: an option that cannot work, named with its value and the remedy.
     """
-    lines = _idle_options(config)
+    lines: list[str] = []
     filled: dict = {}
 
     def fill(name: str, value, why: str) -> None:
@@ -65,7 +65,9 @@ def resolve(config: Config, ask_torch: bool = True) -> tuple[Config, list[str]]:
     fill("device", *_find_device(config, ask_torch))
     device = filled.get("device", config.device)
     fill("dtype", "bfloat16" if device == "cuda" else "float32", f"on {device}")
-    return dataclasses.replace(config, **filled), lines
+    # A config that comes here resolved has had its notes told.
+    notes = _idle_options(config) if filled else []
+    return dataclasses.replace(config, **filled), notes + lines
 
 
 def check_task(task: str) -> None:

@@ -1,4 +1,4 @@
-"""collect(): submit -> engine steps -> grade -> resume the allocator, until the step's budget is spent. Owns the step's ledger."""
+"""collect(): submit -> engine steps -> grade -> resume the allocator, until the budget is spent. Owns the step's ledger."""
 
 import time
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ class Ledger:
             self.fresh.append((row.slot, row.index))
 
     def brought_up_to_date(self) -> Tally:
-        """The tally with all booked rows merged, prompt by prompt in the order of their indices, so arrival order moves no bit."""
+        """The tally with all booked rows merged, per prompt in the order of their indices, so arrival order moves no bit."""
         slots = {}
         for slot, index in sorted(self.fresh):
             slots.setdefault(slot, []).append(self.rows[slot, index])
@@ -159,7 +159,7 @@ def collect(
 def sample_uniformly(
     prompts: Sequence[Prompt], num_samples: int, engine: Engine, grader: Grader, *, stream: int, step: int = 0
 ) -> dict[tuple[int, int], tuple[Finished, float]]:
-    """``num_samples`` graded rollouts of every prompt, outside any budget (evaluation, checks): {(slot, index): (row, reward)}."""
+    """``num_samples`` graded rollouts of every prompt, outside any budget: {(slot, index): (row, reward)}."""
     ledger = Ledger(PromptBatch(prompts, step, 0), stream, 1.0)
     engine.submit(ledger.ask(np.full(len(prompts), num_samples), 0))
     while engine.pending:

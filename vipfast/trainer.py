@@ -27,11 +27,12 @@ from vipfast.policy import load_policy, load_reference, load_tokenizer
 from vipfast.resolve import resolve
 from vipfast.rewards.grader import Grader, Reward
 from vipfast.rollout import collect
-from vipfast.samples import sample_rows
 from vipfast.select import EpochSelector
-from vipfast.step_metrics import rollout_metrics
+from vipfast.state import set_rng_state
 from vipfast.tasks.base import load_task
-from vipfast.telemetry import Telemetry
+from vipfast.telemetry.samples import sample_rows
+from vipfast.telemetry.step import rollout_metrics
+from vipfast.telemetry.telemetry import Telemetry
 from vipfast.types import PromptBatch, Rollouts
 
 DONE, STOPPED = 0, 3
@@ -64,18 +65,18 @@ class Trainer:
         self.notes += self.task.notes
         self.selector = EpochSelector(self.task.train, config.seed)
         self.allocator = make_allocator(config, [(prompt.uid, prompt.text) for prompt in self.task.train])
-        self.grader = Grader(
-            self.task.reward, self.tokenizer, truncated=config.truncated, max_errors=config.max_reward_errors
-        )
+        self.grader = Grader(self.task.reward, self.tokenizer, truncated=config.truncated, max_errors=config.max_reward_errors)
         self.model = load_policy(config)
         pad_id = self.tokenizer.pad_token_id
         stops = stop_ids(self.tokenizer, self.model.generation_config, config.stop)
         sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, stops, config.seed)
-        self.engine = TransformersEngine(self.model, sampling, pad_id)
+        autocast = torch.bfloat16 if config.dtype == "bfloat16" else None
+        self.engine = TransformersEngine(self.model, sampling, pad_id, autocast=autocast)
         self.learner = Learner(self.model, config, pad_id, load_reference(config))
         self.step, self.totals = 0, {"budget/rollouts_cum": 0, "budget/tokens_cum": 0}
         self.best: float | None = None
-        self.stopping = False
+        self.stopping: str | None = None  # the signal that asked for it
+        self.saved: int | None = None  # step of the last save
         checkpoint.check_disk(self.run_dir, checkpoint_bytes(self.model, config.keep))
         self.checkpoint_s = 0.0  # of the last save, told by the next line
 
@@ -94,7 +95,9 @@ class Trainer:
                 self._guarded_step()
             self._save()
             checkpoint.export(self.model, self.tokenizer, self.run_dir / "final")
-            self.telemetry.close({"continue": f"python scripts/train.py --resume --output-dir {self.run_dir} --steps {2 * config.steps}"})
+            self.telemetry.close(
+                {"continue": f"python scripts/train.py --resume --output-dir {self.run_dir} --steps {2 * config.steps}"}
+            )
         return STOPPED if self.step < config.steps else DONE
 
     def train_step(self, step: int) -> tuple[dict, Rollouts]:
@@ -167,6 +170,7 @@ class Trainer:
             config.eval_samples,
             extract=self.task.extract,
             threshold=config.success_threshold,
+            rows_at_once=max(config.budget, config.eval_samples),
         )
         mean = scores[f"eval/mean@{config.eval_samples}"]
         if mean is not None and (self.best is None or mean > self.best):
@@ -188,9 +192,11 @@ class Trainer:
         self.telemetry.log(self.step, {**common, **metrics, **self.totals}, counts_B, sample)
 
     def _save(self) -> None:
+        if self.saved == self.step:
+            return
         clock = time.perf_counter()
         checkpoint.save(self.run_dir, self.step, self.model, self.tokenizer, self._state(), self.config.keep)
-        self.checkpoint_s = time.perf_counter() - clock
+        self.checkpoint_s, self.saved = time.perf_counter() - clock, self.step
 
     def _state(self) -> dict:
         return {
@@ -208,11 +214,13 @@ class Trainer:
         state = checkpoint.load(path)
         checkpoint.load_weights(path, self.model)
         self.step, self.totals, self.best = state["step"], state["totals"], state["best"]
+        self.saved = self.step
         self.grader.num_errors = state["reward_errors"]
         self.selector.load_state_dict(state["selector"])
         self.allocator.load_state_dict(state["allocator"])
         self.learner.load_state_dict(state["learner"])
         self.engine.sync(self.learner.weights())
+        set_rng_state(state["rng"])  # ours are counter-based; the user's reward may draw from these
         self.telemetry.say(f"resumed from {path} at step {self.step}")
 
     @contextmanager
@@ -222,8 +230,7 @@ class Trainer:
         def ask(number, frame):
             if self.stopping:
                 raise KeyboardInterrupt
-            self.stopping = True
-            self.telemetry.say(f"{signal.Signals(number).name}: finishing this step, then saving; once more stops at once")
+            self.stopping = signal.Signals(number).name
 
         try:
             before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}

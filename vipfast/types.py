@@ -72,7 +72,7 @@ class Tally:
     """What has been seen of each prompt so far: counts and moments, merged without ever summing squares.
 
     All arrays are [B]. ``successes`` counts scored rewards >= the success threshold; ``m2`` is the sum of squared deviations
-    from ``mean`` (population variance = m2 / scored), exactly 0 for a constant group; ``min``/``max`` are NaN where nothing is scored.
+    from ``mean`` (population variance = m2 / scored), exactly 0 for a constant group; ``min``, ``max``: NaN if none is scored.
     Example: rewards [1, 0, 1] and one unscored -> asked 4, scored 3, successes 2, mean 2/3, m2 2/3, min 0, max 1.
     """
 
@@ -141,7 +141,7 @@ class StepPlan:
 
     @classmethod
     def plain(cls, asked_KB: Sequence[np.ndarray], **kwargs) -> "StepPlan":
-        """Everything asked for is used, with weight 1 and the group's own baseline. Rounds may differ in length (a batch only grows)."""
+        """Everything asked is used, with weight 1 and the group's own baseline. Rounds may differ in length (a batch grows)."""
         B = max(len(row) for row in asked_KB)
         asked = np.stack([np.pad(np.asarray(row, np.int64), (0, B - len(row))) for row in asked_KB])
         fields = dict(use_KB=np.ones_like(asked, bool), weight_B=np.ones(B), baseline_B=np.full(B, np.nan))

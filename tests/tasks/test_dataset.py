@@ -27,7 +27,11 @@ def write(path, rows):
 LAYOUTS = {
     "gsm8k": {"question": "2+2?", "answer": "… #### 4"},
     "math": {"problem": "2+2?", "solution": r"\boxed{4}"},
-    "dapo": {"prompt": [{"role": "user", "content": "2+2?"}], "reward_model": {"ground_truth": "4"}, "extra_info": {"index": "a"}},
+    "dapo": {
+        "prompt": [{"role": "user", "content": "2+2?"}],
+        "reward_model": {"ground_truth": "4"},
+        "extra_info": {"index": "a"},
+    },
 }
 
 
@@ -51,7 +55,9 @@ def test_parquet_and_csv_read_alike(tmp_path):
 
 
 def test_mixed_answers_follow_one_rule(tmp_path):
-    config = write(tmp_path / "d.jsonl", [{"prompt": f"p{i}", "answer": a} for i, a in enumerate([5, "5", None, "1/2", [1, 2]])])
+    config = write(
+        tmp_path / "d.jsonl", [{"prompt": f"p{i}", "answer": a} for i, a in enumerate([5, "5", None, "1/2", [1, 2]])]
+    )
     assert [record.answer for record in load_records(config)] == ["5", "5", "1/2", "[1, 2]"]
 
 

@@ -28,7 +28,8 @@ def make_allocator(config: Config, pool_texts: Sequence[tuple[str, str]] = ()) -
     if config.allocator == "uniform":
         if budget < 2 * num_prompts:
             warnings.warn(
-                f"--rollouts-per-prompt {config.rollouts_per_prompt:g}: a group of one has no baseline and teaches nothing; use 2 or more",
+                f"--rollouts-per-prompt {config.rollouts_per_prompt:g}: a group of one has no baseline and teaches nothing; "
+                "use 2 or more",
                 stacklevel=2,
             )
         return Uniform()

@@ -85,8 +85,8 @@ def check_budget(num_prompts: int, budget: int, low: int, high: int) -> None:
         remedy = f"--min-rollouts {int(mean)}" if budget < least else f"--max-rollouts {-int(-mean // 1)}"
         raise BudgetError(
             f"a budget of C = {budget} rollouts for B = {num_prompts} prompts cannot be met with --min-rollouts L = {low} and "
-            f"--max-rollouts U = {high}: C must lie in [B L, B U] = [{least}, {most}]. Use --rollouts-per-prompt between {low} and "
-            f"{high} (now {mean:g}), or {remedy}"
+            f"--max-rollouts U = {high}: C must lie in [B L, B U] = [{least}, {most}]. Use --rollouts-per-prompt between "
+            f"{low} and {high} (now {mean:g}), or {remedy}"
             + (f", or --prompts-per-step {budget // low} or fewer at the same budget" if budget < least else "")
         )
 
@@ -100,14 +100,14 @@ def least_rollouts(objective: str, given: int | None) -> int:
     least = LEAST_ROLLOUTS[objective]
     if given is not None and given < least:
         raise UsageError(
-            f"--min-rollouts {given}: --objective {objective} needs at least {least} rollouts per prompt (below that its variance is "
-            f"undefined or falls with fewer rollouts, and the best plan would be no signal at all); use {least} or leave it out"
+            f"--min-rollouts {given}: --objective {objective} needs at least {least} rollouts per prompt (below that its "
+            f"variance is undefined, or is least without any signal); use {least} or leave it out"
         )
     return least if given is None else given
 
 
 def ceiling(utility_B: np.ndarray) -> float:
-    """(E sqrt a)^2 / E a: variance of the best allocation relative to uniform, bounds and rounding aside; 1 = no rule can win."""
+    """(E sqrt a)^2 / E a: variance of the best allocation relative to uniform, bounds and rounding aside; at 1 no rule wins."""
     mean = float(np.mean(utility_B)) if len(utility_B) else 0.0
     return float(np.mean(np.sqrt(utility_B)) ** 2 / mean) if mean > 0 else 1.0
 

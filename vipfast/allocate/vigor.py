@@ -1,9 +1,9 @@
 """VIGOR: variance-guided online rollout allocation (arXiv 2607.22002, Algorithm 1).
 
-Rollouts are drawn in T rounds; after each, only the share alpha of the prompts whose rewards vary most stays active, and those get
-gamma times as many. Differences from the paper: the budget is met exactly for any batch size (a round never draws more than is
-left, and the last one hands what remains to the highest scores), and ties, which after a first round of two rollouts decide most
-of the cut, are broken by a seeded key instead of by position.
+Rollouts are drawn in T rounds; after each, only the share alpha of the prompts whose rewards vary most stays active, and those
+get gamma times as many. Differences from the paper: the budget is met exactly for any batch size (a round never draws more than
+is left, and the last one hands what remains to the highest scores), and ties, which after a first round of two rollouts decide
+most of the cut, are broken by a seeded key instead of by position.
 """
 
 import math
@@ -23,7 +23,7 @@ FEW_SURVIVORS = 8
 
 @dataclass(frozen=True)
 class Schedule:
-    """How rounds grow and shrink: ``m0`` rollouts first, ``num_rounds`` T, keep ``alpha`` of the prompts, ``gamma`` times the rollouts."""
+    """T = ``num_rounds`` rounds: ``m0`` rollouts each in the first, then ``alpha`` of the prompts, ``gamma`` times as many."""
 
     m0: int
     num_rounds: int = 4
@@ -40,9 +40,9 @@ class Schedule:
         growth = sum((alpha * gamma) ** t for t in range(num_rounds))
         mean = budget / num_prompts
         fitting = max(1, round(mean / growth))
-        for candidate in (m0,) if m0 is not None else (fitting,):
-            if abs(candidate * growth * num_prompts - budget) < 1:
-                return cls(candidate, num_rounds, alpha, gamma)
+        chosen = fitting if m0 is None else m0
+        if abs(chosen * growth * num_prompts - budget) < 1:
+            return cls(chosen, num_rounds, alpha, gamma)
         shape = f"--vigor-num-rounds {num_rounds} --vigor-alpha {alpha:g} --vigor-gamma {gamma:g}"
         if m0 is not None:
             means = (round(m0 * growth * num_prompts) / num_prompts,)
@@ -73,7 +73,7 @@ class Schedule:
 
 
 class Vigor:
-    """Args: ``schedule``; ``score``, "variance" or "posterior"; ``update_on``, "all" or "final" (survivors of the last cut only)."""
+    """Args: ``schedule``; ``score``, "variance" or "posterior"; ``update_on``, "all" or "final" (survivors of the last cut)."""
 
     name = "vigor"
     barrier = True
@@ -88,8 +88,9 @@ class Vigor:
         survivors = schedule.active(num_prompts)
         if schedule.num_rounds > 1 and survivors < FEW_SURVIVORS:
             warnings.warn(
-                f"--allocator vigor: only {survivors} of --prompts-per-step {num_prompts} prompts survive the last cut, and too few prompts "
-                f"is noise too; use more prompts per step, or fewer --vigor-num-rounds, to keep at least {FEW_SURVIVORS}",
+                f"--allocator vigor: only {survivors} of --prompts-per-step {num_prompts} prompts survive "
+                "the last cut, and too few prompts is noise too; use more prompts per step, or fewer --vigor-num-rounds, "
+                f"to keep at least {FEW_SURVIVORS}",
                 stacklevel=2,
             )
         if schedule.num_rounds > 1 and schedule.m0 == 1:
@@ -100,8 +101,8 @@ class Vigor:
             )
         if estimator == "dr_grpo" and schedule.m0 == 2 and self.update_on == "all":
             warnings.warn(
-                "--allocator vigor with --estimator dr_grpo: the advantages of a group of n shrink by (n - 1)/n, so groups of 2, which "
-                "the first cut leaves, count half; use --estimator rloo to weigh them fully",
+                "--allocator vigor with --estimator dr_grpo: the advantages of a group of n shrink by (n - 1)/n, so groups of "
+                "2, which the first cut leaves, count half; use --estimator rloo to weigh them fully",
                 stacklevel=2,
             )
 
@@ -109,13 +110,8 @@ class Vigor:
         """T rounds, fewer where the budget runs out. See ``vipfast.allocate.base.Allocator``."""
         ties_B = prompts.ties_B
         ranked = np.argsort(ties_B, kind="stable")
-        asked_KB, left = [], budget
+        asked_KB, left, tied_share = [], budget, None
         for round_ in range(self.schedule.num_rounds):
-            if round_:
-                if not left:
-                    break
-                score_B = rounded(self.score(tally))
-                ranked = ranked[np.lexsort((ties_B[ranked], -score_B[ranked]))][: self.schedule.cut(len(ranked))]
             last = round_ == self.schedule.num_rounds - 1
             share = left // len(ranked)
             counts_B = np.zeros(len(prompts), np.int64)
@@ -125,11 +121,21 @@ class Vigor:
             left -= int(counts_B.sum())
             asked_KB.append(counts_B)
             tally = yield counts_B
+            if not left:
+                break
+            score_B = rounded(self.score(tally))
+            ranked = ranked[np.lexsort((ties_B[ranked], -score_B[ranked]))]
+            kept, dropped = np.split(ranked, [self.schedule.cut(len(ranked))])
+            if not round_:
+                tied = score_B[kept] == score_B[dropped[0]] if len(dropped) else np.zeros(1)
+                tied_share = float(np.mean(tied))
+            ranked = kept
         use_B = np.ones(len(prompts), bool)
         if self.update_on == "final":
             use_B[:] = False
             use_B[ranked] = True
         note = {"alloc/ceiling": None, "alloc/var_ratio_expected": None}
+        note |= {"alloc/survivors": len(ranked), "alloc/tied_share": tied_share}
         return StepPlan.plain(asked_KB, use_KB=np.tile(use_B, (len(asked_KB), 1)), note=note)
 
     def learn(self, tally: Tally) -> dict[str, float]:
@@ -149,7 +155,7 @@ def variance(tally: Tally) -> np.ndarray:
 
 
 def posterior(tally: Tally) -> np.ndarray:
-    """float64 [B], E[p (1-p)] under the Jeffreys posterior of successes; 0 where nothing is scored, since nothing can be learned there."""
+    """float64 [B], E[p (1-p)] under the Jeffreys posterior; 0 where nothing is scored, since nothing is learned there."""
     alpha, beta = tally.successes + 0.5, tally.scored - tally.successes + 0.5
     total = alpha + beta
     return np.where(tally.scored > 0, alpha * beta / (total * (total + 1)), 0.0)

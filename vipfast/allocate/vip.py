@@ -1,8 +1,9 @@
 """VIP: variance-informed predictive allocation (arXiv 2602.01601, sections 4 and 5).
 
-Before sampling, a predictor says what signal each prompt is expected to give; the exact solver spends the budget where the gradient's
-variance falls most; afterwards the predictor learns from the counts. Differences from the paper: the signal is E[p (1-p)] under
-the predictor's posterior (for the paper's own predictor that is p (1-p)), and the allocation is the exact integer optimum.
+Before sampling, a predictor says what signal each prompt is expected to give; the exact solver spends the budget where the
+gradient's variance falls most; afterwards the predictor learns from the counts. Differences from the paper: the signal is E[p
+(1-p)] under the predictor's posterior (for the paper's own predictor that is p (1-p)), and the allocation is the exact integer
+optimum.
 """
 
 from collections.abc import Generator
@@ -18,7 +19,7 @@ from vipfast.types import PromptBatch, StepPlan, Tally
 
 
 class Vip:
-    """Args: ``predictor``; ``objective``, a key of ``solver.OBJECTIVES``; ``low`` and ``high``, bounds on a prompt's rollouts."""
+    """Args: ``predictor``; ``objective``, a key of ``solver.OBJECTIVES``; ``low``, ``high``, bounds on a prompt's rollouts."""
 
     name = "vip"
     barrier = True
@@ -39,6 +40,8 @@ class Vip:
         note = {
             "alloc/ceiling": solver.ceiling(signal_B),
             "alloc/var_ratio_expected": solver.variance_ratio(signal_B, counts_B, self.objective),
+            "alloc/at_min": float((counts_B == self.low).mean()),
+            "alloc/at_max": float((counts_B == self.high).mean()),
         }
         return StepPlan.plain([counts_B], note=note, predicted_B=predicted_B)
 

@@ -1,7 +1,7 @@
 """Keys and values: one block per prefilled batch of prompts, and one preallocated store for the rows being decoded.
 
-Both hold ``[rows, heads, positions, dim]`` per layer with a row's token ``p`` in position ``p``, so a row's place in a batch says
-nothing about its attention: positions beyond its own length are masked, and start as zeros, never as uninitialised memory.
+Both hold ``[rows, heads, positions, dim]`` per layer with a row's token ``p`` in position ``p``, so a row's place in a batch
+says nothing about its attention: positions beyond its own length are masked, and start as zeros, not as uninitialised memory.
 The row store is written in place; rows that end are replaced by rows from the back, which copies a few rows instead of all.
 (Positions outside heads would make the write contiguous, but CPU attention then reads at half the speed.)
 """
@@ -13,14 +13,15 @@ from transformers.cache_utils import Cache
 class PromptBlock(Cache):
     """Records the keys and values of a left-padded batch of prompts, and what follows its last tokens."""
 
-    def __init__(self):
+    def __init__(self, dtype: torch.dtype | None = None):
         super().__init__(layers=[])
+        self.dtype = dtype  # of what is kept; None: as computed (under autocast keys come in float32, through their rotation)
         self.tensors: list[torch.Tensor] = []  # key, value, key, value, …
         self.logits: torch.Tensor | None = None  # [prompts, V], of the first token after each prompt
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         assert len(self.tensors) == 2 * layer_idx, "layers are expected once each, in order"
-        self.tensors += [key_states, value_states]
+        self.tensors += [key_states.to(self.dtype or key_states.dtype), value_states.to(self.dtype or value_states.dtype)]
         return key_states, value_states
 
     def align_left(self, num_pad: torch.Tensor) -> None:
@@ -35,7 +36,7 @@ class PromptBlock(Cache):
 
 
 class RowCache(Cache):
-    """The rows being decoded. ``cursor`` [rows] is where the next token of each row is written; ``width`` bounds what is read."""
+    """The rows being decoded. ``cursor`` [rows] is where each row's next token is written; ``width`` bounds what is read."""
 
     def __init__(self):
         super().__init__(layers=[])
@@ -47,7 +48,7 @@ class RowCache(Cache):
         return bool(self.tensors) and rows <= self.tensors[0].shape[0] and positions <= self.tensors[0].shape[2]
 
     def resize(self, used: int, rows: int, positions: int, like: list[torch.Tensor]) -> None:
-        """Make room for ``rows`` × ``positions``, keeping the first ``used`` rows; ``like`` gives heads, dim, type and device."""
+        """Make room for ``rows`` × ``positions``, keeping the first ``used`` rows; ``like`` gives heads, dim and type."""
         old = self.tensors or [None] * len(like)
         for i, layer in enumerate(like):
             new = layer.new_zeros(rows, layer.shape[1], positions, layer.shape[3])
@@ -75,7 +76,7 @@ class RowCache(Cache):
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         keys, values = self.tensors[2 * layer_idx : 2 * layer_idx + 2]
-        keys[self.row, :, self.cursor] = key_states[:, :, 0]
-        values[self.row, :, self.cursor] = value_states[:, :, 0]
+        keys[self.row, :, self.cursor] = key_states[:, :, 0].to(keys.dtype)
+        values[self.row, :, self.cursor] = value_states[:, :, 0].to(values.dtype)
         rows = len(self.row)
         return keys[:rows, :, : self.width], values[:rows, :, : self.width]

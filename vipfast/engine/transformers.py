@@ -19,7 +19,8 @@ from vipfast import streams
 from vipfast.engine.base import Finished, Request, Sampling
 from vipfast.engine.cache import PromptBlock, RowCache
 from vipfast.engine.sampling import sample
-from vipfast.errors import SyncError, UsageError
+from vipfast.engine.weights import copy_weights
+from vipfast.errors import UsageError
 from vipfast.types import Finish
 
 PREFILL_TOKENS = 8192
@@ -28,7 +29,8 @@ PREFILL_TOKENS = 8192
 SAMPLE_ELEMENTS = 2**24
 """Most rows × vocabulary entries that are sampled at once; bounds the float64 sums."""
 
-ROW = np.dtype([(name, np.int64) for name in ("slot", "index", "prompt", "cursor", "made", "limit", "last")] + [("key", np.uint64)])
+INTEGERS = ("slot", "index", "prompt", "cursor", "made", "limit", "last")
+ROW = np.dtype([*((name, np.int64) for name in INTEGERS), ("key", np.uint64)])
 """A row: ``prompt`` names its tokens, ``cursor`` counts the tokens whose keys are stored, ``last`` is the newest id,
 ``made`` of at most ``limit`` ids are sampled, ``key`` is its random stream."""
 
@@ -42,6 +44,7 @@ class TransformersEngine:
         sampling: the run's sampling parameters.
         pad_id: any id of the vocabulary; fills prompts up to a common length and is never attended.
         max_rows: most rollouts decoded at once; more wait their turn. None: no bound.
+        autocast: compute dtype over the master weights, as the trainer computes (torch.bfloat16); None: the model's own.
 
     Raises:
         UsageError: the model cannot be decoded exactly here, or an option is out of range.
@@ -49,7 +52,14 @@ class TransformersEngine:
 
     name = "transformers"
 
-    def __init__(self, model: torch.nn.Module, sampling: Sampling, pad_id: int, max_rows: int | None = None):
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        sampling: Sampling,
+        pad_id: int,
+        max_rows: int | None = None,
+        autocast: torch.dtype | None = None,
+    ):
         if sampling.temperature <= 0:
             raise UsageError(f"--temperature {sampling.temperature}: sampling needs a temperature above 0")
         if not 0 < sampling.top_p <= 1:
@@ -63,10 +73,11 @@ class TransformersEngine:
         accepted = inspect.signature(base.forward).parameters
         if "position_ids" not in accepted or config._attn_implementation not in ("sdpa", "eager"):
             raise UsageError(
-                f"--model {type(base).__name__} with attention {config._attn_implementation!r}: this engine needs position_ids and "
-                "an attention mask per row; load it with attn_implementation='sdpa'"
+                f"--model {type(base).__name__} with attention {config._attn_implementation!r}: this engine needs "
+                "position_ids and an attention mask per row; load it with attn_implementation='sdpa'"
             )
         self.model, self.sampling, self.pad_id, self.max_rows = model, sampling, pad_id, max_rows
+        self.autocast = autocast
         self.device = base.get_input_embeddings().weight.device
         self._cache_argument = "cache" if "cache" in accepted else "past_key_values"
         self._keep_argument = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
@@ -115,8 +126,8 @@ class TransformersEngine:
                 continue
             if len(tokens) + limit > self._window:
                 raise UsageError(
-                    f"prompt {request.uid} of {len(tokens)} tokens plus --max-new-tokens {limit} exceeds the model's sliding attention "
-                    f"window of {self._window}, which this engine does not follow; shorten them or use another engine"
+                    f"prompt {request.uid} of {len(tokens)} tokens plus --max-new-tokens {limit} exceeds the model's sliding "
+                    f"attention window of {self._window}, which this engine does not follow; shorten them or use another engine"
                 )
             rows = np.zeros(request.count, ROW)
             rows["slot"], rows["index"], rows["limit"], rows["cursor"] = request.slot, indices, limit, len(tokens)
@@ -130,7 +141,11 @@ class TransformersEngine:
 
     @torch.no_grad()  # not inference_mode: buffers a model sets while it runs must stay usable in training
     def step(self) -> list[Finished]:
-        """Decode one token for every row in flight, let waiting rows join with their first; return the rows that ended."""
+        """Decode one token for every row in flight, let waiting rows join with their first; return the rows that ended.
+
+        Raises:
+            NonFiniteError: the model gave NaN; nothing was sampled, and only ``reset`` leads on.
+        """
         finished, self._refused = self._refused, []
         if not self._num_rows and not len(self._queue):
             return finished
@@ -159,7 +174,8 @@ class TransformersEngine:
         """One pass; ``ids`` and ``positions`` [n, t], ``mask`` bool [n, t, positions read]. Returns the last logits [n, V]."""
         bias = torch.zeros(mask.shape, dtype=self.model.dtype, device=self.device).masked_fill_(~mask, -torch.inf)[:, None]
         inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": bias, self._cache_argument: cache}
-        return self.model(**inputs, use_cache=True, **self._keep_argument).logits[:, -1]
+        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
+            return self.model(**inputs, use_cache=True, **self._keep_argument).logits[:, -1]
 
     def _decode(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Feed the newest id of every row in flight. Returns logits and which of their rows are meant, in row order."""
@@ -177,7 +193,7 @@ class TransformersEngine:
         return [(logits, self._cache.row)]
 
     def _admit(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Move waiting rows into flight, prefilling prompts not seen since the last sync; returns logits as ``_decode`` does."""
+        """Move waiting rows into flight, prefilling prompts not seen since the last sync. Returns as ``_decode`` does."""
         room = len(self._queue) if self.max_rows is None else self.max_rows - self._num_rows
         new, self._queue = self._queue[:room], self._queue[room:]
         if not len(new):
@@ -218,7 +234,7 @@ class TransformersEngine:
             causal, real = position <= position[:, None], position >= pad[:, None, None]
             # a padded position sees itself: a softmax over nothing would be NaN, and NaN times weight 0 is NaN
             mask = (causal & real) | torch.eye(longest, dtype=torch.bool, device=self.device)
-            block = PromptBlock()
+            block = PromptBlock(self.autocast)
             block.logits = self._forward(
                 torch.from_numpy(ids).to(self.device), (position - pad[:, None]).clamp_(min=0), mask, block
             ).clone()
@@ -257,39 +273,13 @@ class TransformersEngine:
         self._num_rows = left
 
     def sync(self, weights: Iterable[tuple[str, Any]]) -> None:
-        """Copy ``weights`` into the model (tensors that already share its memory cost nothing) and drop the cached prompts.
-
-        A tied weight may come under any one of its names, or under several if they agree.
-
-        Raises:
-            SyncError: names missing, unknown or of another shape, or two different tensors for one tied weight.
-        """
+        """Copy ``weights`` into the model (``weights.copy_weights``; raises SyncError) and forget the cached prompts."""
         assert not self.pending, f"sync with {self.pending} rollouts in flight: they would mix two policies"
-        named = dict(self.model.named_parameters(remove_duplicate=False))
-        unknown, taken = [], {}
-        with torch.no_grad():
-            for name, tensor in weights:
-                if name not in named:
-                    unknown.append(name)
-                    continue
-                mine = named[name]
-                if mine.shape != tensor.shape:
-                    raise SyncError(f"{name}: the policy's shape is {tuple(tensor.shape)}, the engine's {tuple(mine.shape)}")
-                if id(mine) in taken and not torch.equal(mine, tensor.to(mine)):
-                    raise SyncError(f"{name} and {taken[id(mine)]} are one tied weight in the engine, two in the policy")
-                taken[id(mine)] = name
-                if mine.data_ptr() != tensor.data_ptr() or mine.dtype != tensor.dtype:
-                    mine.copy_(tensor)
         self._forget_prompts()
-        missing = [name for name, mine in named.items() if id(mine) not in taken]
-        if unknown or missing:
-            raise SyncError(
-                "the policy's weights are not the engine's: "
-                f"{len(missing)} missing {missing[:5]}, {len(unknown)} unknown {unknown[:5]}; both must hold the same model"
-            )
+        copy_weights(weights, self.model)
 
     def sleep(self) -> None:
-        """Free the caches; the weights stay, since they may be the trainer's own."""
+        """Free the caches (``sync`` keeps the row store's memory for the next step); the weights may be the trainer's own."""
         assert not self.pending, f"sleep with {self.pending} rollouts in flight"
         self.reset()
 

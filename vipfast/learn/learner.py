@@ -104,6 +104,7 @@ class Learner:
             rectangles = pack(rollouts, rows_r, config.micro_batch_tokens, self.pad_id)
             if not rectangles:
                 continue
+            self.optimizer.zero_grad()
             loss, sums = self._accumulate(data, rectangles, weight_R, old_T, ref_T)
             if not losses and old_T is None:
                 self.check_sync(_mean(sums, "gap") if sums["tokens"] >= SYNC_TOKENS else None)
@@ -116,7 +117,6 @@ class Learner:
             if not (math.isfinite(losses[-1]) and math.isfinite(norms[-1])):
                 break
             self.optimizer.step()
-            self.optimizer.zero_grad()
         self.optimizer.zero_grad()
         self._count(losses, norms)
         enough = bool(first_sums) and first_sums["tokens"] >= SYNC_TOKENS
@@ -156,9 +156,10 @@ class Learner:
         tolerance = SYNC_TOLERANCE[self.config.dtype]
         if gap is not None and gap > tolerance:
             raise SyncError(
-                f"sync_gap {gap:.3g} is above {tolerance:g} nats (--dtype {self.config.dtype}): the sampler's log-probs are not those of "
-                "the policy that trains, so no weight was moved. The engine holds other weights, or its temperature, vocabulary or logit "
-                "transform differs from the trainer's; check the engine's sync, or try --dtype float32"
+                f"sync_gap {gap:.3g} is above {tolerance:g} nats (--dtype {self.config.dtype}): the sampler's log-probs are "
+                "not those of the policy that trains, so no weight was moved. The engine holds other weights, or its "
+                "temperature, vocabulary or logit transform differs from the trainer's; check the engine's sync, or try "
+                "--dtype float32"
             )
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -242,9 +243,9 @@ class Learner:
         self.nonfinite_in_a_row += 1
         if self.nonfinite_in_a_row >= self.config.max_nonfinite:
             raise NonFiniteError(
-                f"{self.nonfinite_in_a_row} steps in a row had a non-finite loss or gradient (last loss {losses[-1]}, gradient norm "
-                f"{norms[-1]}); each was skipped and the weights are those of the last good step. Look at rewards and log-probs in the "
-                "saved rollouts, lower --learning-rate, or allow more with --max-nonfinite"
+                f"{self.nonfinite_in_a_row} steps in a row had a non-finite loss or gradient (last loss {losses[-1]}, gradient "
+                f"norm {norms[-1]}); each was skipped and the weights are those of the last good step. Look at rewards and "
+                "log-probs in the saved rollouts, lower --learning-rate, or allow more with --max-nonfinite"
             )
 
 

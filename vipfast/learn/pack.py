@@ -12,8 +12,8 @@ import numpy as np
 from vipfast import streams
 from vipfast.types import Rollouts
 
-RECTANGLE_COST = 192
-"""What one more forward and backward pass costs, in padded tokens it is worth avoiding (measured on the starter, two cores)."""
+RECTANGLE_COST = 96
+"""What one more forward and backward pass costs, in padded tokens worth avoiding (measured on the starter, one thread)."""
 
 
 @dataclass(frozen=True, eq=False)

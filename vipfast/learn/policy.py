@@ -15,7 +15,7 @@ class Policy:
 
     Dropout is off, also while training: log-probs must be those that were sampled from.
 
-    Attributes: ``model``; ``weight_VD``, ``bias_V`` (None without) of the head; ``head``: keyword arguments of the head kernels.
+    Attributes: ``model``; ``weight_VD`` and ``bias_V`` (or None) of the head; ``head``: keyword arguments of the head kernels.
     """
 
     def __init__(self, model: nn.Module, dtype: str, device: str, temperature: float, train: bool):
@@ -29,8 +29,8 @@ class Policy:
         self.body, head = causal.get_decoder(), causal.get_output_embeddings()
         if type(head) is not nn.Linear:
             raise UsageError(
-                f"--model {type(causal).__name__}: its output head is a {type(head).__name__}, and the loss needs a plain linear one "
-                "(adapters belong on the linear layers of the body: leave the head out of LoRA's target modules)"
+                f"--model {type(causal).__name__}: its output head is a {type(head).__name__}, and the loss needs a plain "
+                "linear one (adapters belong on the linear layers of the body: leave the head out of LoRA's target modules)"
             )
         self.weight_VD, self.bias_V = head.weight, head.bias
         config = causal.config.get_text_config()
@@ -62,6 +62,6 @@ class Policy:
         found = found if softcap is None else softcap * torch.tanh(found / softcap)
         if not torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max())):
             raise UsageError(
-                f"--model {type(self.model).__name__}: its logits are not head(body(ids)) with logit_scale and final_logit_softcapping, "
-                "so its log-probs would be wrong; use an architecture whose logits are"
+                f"--model {type(self.model).__name__}: its logits are not head(body(ids)) with logit_scale and "
+                "final_logit_softcapping, so its log-probs would be wrong; use an architecture whose logits are"
             )

@@ -14,8 +14,10 @@ from vipfast.types import Finish, Rollouts
 
 @dataclass(frozen=True, eq=False)
 class Trainable:
-    """``--truncated mask`` clears the loss mask of rollouts cut at the length limit, and a rollout without a trained token counts
-    as unscored: out of the baseline and the update, while its place in n_q stays in the weights."""
+    """One rule for rollouts that teach nothing: ``--truncated mask`` clears the loss mask of those cut at the length limit, and
+    a rollout without a trained token counts as unscored, out of the baseline and the update while its place in n_q stays in
+    the weights.
+    """
 
     rollouts: Rollouts
     config: Config

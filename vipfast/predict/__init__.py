@@ -1,4 +1,4 @@
-"""Predicting how likely each prompt is to be solved: ``gp`` (logit GP with count noise) and ``vip`` (the paper's), behind one protocol."""
+"""How likely each prompt is to be solved: ``gp`` (logit GP with count noise) or ``vip`` (the paper's), behind one protocol."""
 
 from collections.abc import Sequence
 

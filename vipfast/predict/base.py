@@ -18,7 +18,7 @@ class Predictor(Protocol):
         """Returns: float64 [B] expected success probability, float64 [B] expected signal E[p (1-p)]."""
 
     def update(self, uids: Sequence[str], texts: Sequence[str], successes: np.ndarray, trials: np.ndarray, step: int) -> None:
-        """Learn ``successes`` out of ``trials`` (int64 [B], scored rollouts) seen at ``step``; prompts without trials are skipped."""
+        """Learn ``successes`` out of ``trials`` (int64 [B], scored rollouts) of ``step``; prompts without any are skipped."""
 
     def state_dict(self) -> dict: ...
 

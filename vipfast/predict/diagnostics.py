@@ -11,8 +11,8 @@ def diagnose(predicted_B: np.ndarray, successes_B: np.ndarray, trials_B: np.ndar
         successes_B, trials_B: int64 [B].
 
     Returns:
-        ``predict/brier`` and ``predict/log_loss`` per rollout (less is better), ``predict/corr`` (Pearson, with the observed rates) and
-        ``predict/slope`` (of a logistic regression of outcomes on the predicted logit; 1 is calibrated, below 1 overconfident).
+        ``predict/brier`` and ``predict/log_loss`` per rollout (less is better), ``predict/corr`` (Pearson, with the observed
+        rates) and ``predict/slope`` (logistic regression of outcomes on the predicted logit; below 1 is overconfident).
         None where undefined: nothing scored, no spread, or outcomes that a threshold separates perfectly.
     """
     seen = trials_B > 0
@@ -32,7 +32,7 @@ def diagnose(predicted_B: np.ndarray, successes_B: np.ndarray, trials_B: np.ndar
 
 
 def calibration_slope(logit_B: np.ndarray, rate_B: np.ndarray) -> float | None:
-    """Slope b of the maximum-likelihood fit rate ~ sigmoid(a + b logit), by Newton; None where the likelihood has no maximum."""
+    """Slope b of the maximum-likelihood fit rate ~ sigmoid(a + b logit), by Newton; None where there is no maximum."""
     X = np.stack([np.ones_like(logit_B), logit_B - logit_B.mean()], 1)
     beta = np.zeros(2)
     for _ in range(50):

@@ -1,8 +1,8 @@
 """Text embeddings by all-MiniLM-L6-v2 (384 dimensions, unit length, frozen), each text embedded once and kept by its hash.
 
-A vector is looked for in memory, in the files shipped with the package, then in a per-user SQLite file. Only a text found in none of
-them loads sentence-transformers, whose import alone can take ten seconds. Vectors are float16 everywhere, so a cached one and a
-fresh one are the same bits up to the model's own batch-to-batch rounding. Nothing is embedded before a step needs it.
+A vector is looked for in memory, in the files shipped with the package, then in a per-user SQLite file. Only a text found in
+none of them loads sentence-transformers, whose import alone can take ten seconds. Vectors are float16 everywhere, so a cached
+one and a fresh one are the same bits up to the model's own batch-to-batch rounding. Nothing is embedded before a step needs it.
 """
 
 import hashlib
@@ -118,8 +118,8 @@ class _MiniLM:
         if cut:
             self._warned = True
             warnings.warn(
-                f"{MODEL} reads only the first {limit} tokens of a prompt: {cut} of {len(texts)} prompts are longer (up to {max(lengths)}), and those "
-                "that differ only further on look the same to the predictor",
+                f"{MODEL} reads only the first {limit} tokens of a prompt: {cut} of {len(texts)} prompts are longer (up to "
+                f"{max(lengths)}), and those that differ only further on look the same to the predictor",
                 stacklevel=4,
             )
 
@@ -134,7 +134,7 @@ class _Disk:
         self.path, self._usable = path, True
 
     def read(self, hashes: list[bytes]) -> dict[bytes, np.ndarray]:
-        if not self._usable or not self.path.exists():
+        if not self._usable:
             return {}
         rows = []
         for start in range(0, len(hashes), self._CHUNK):
@@ -151,7 +151,7 @@ class _Disk:
         self._execute(lambda db: db.executemany("INSERT OR REPLACE INTO embeddings VALUES (?, ?)", rows))
 
     def _execute(self, work):
-        """Run ``work`` in one transaction. A file that is no cache of ours is replaced; a place that cannot be used is done without."""
+        """Run ``work`` in one transaction. A file that is no cache of ours is replaced; an unusable place is done without."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with _connection(self.path) as db:

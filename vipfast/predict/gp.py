@@ -1,14 +1,14 @@
 """Predictor ``gp``: a Gaussian process on the logit of the success rate that knows how little a few rollouts say.
 
-An observed prompt with k of n successes enters as y = log((k + 1/2) / (n - k + 1/2)), with noise v = 1/(k + 1/2) + 1/(n - k + 1/2), plus
-``drift`` for every step of its age, since the policy moves. The prior mean is the pooled logit of the window (each prompt once),
-the covariance a (s RBF(text) + (1 - s) [same prompt]): what the text does not explain is a prompt's own. Its scale a comes from
-the window: the spread of y less the noise in it. The window holds the last W = 512 distinct prompts, so a step costs one
-512 x 512 Cholesky factor whatever the pool's size.
+An observed prompt with k of n successes enters as y = log((k + 1/2) / (n - k + 1/2)), with noise v = 1/(k + 1/2) + 1/(n - k +
+1/2), plus ``drift`` for every step of its age, since the policy moves. The prior mean is the pooled logit of the window (each
+prompt once), the covariance a (s RBF(text) + (1 - s) [same prompt]): what the text does not explain is a prompt's own. Its
+scale a comes from the window: the spread of y less the noise in it. The window holds the last W = 512 distinct prompts, so a
+step costs one 512 x 512 Cholesky factor whatever the pool's size.
 
-A prompt seen again keeps one row: its old counts shrink by v / (v + drift age), as if drift had cost them rollouts, and the new ones
-are added. Adding the logits instead would pin a prompt seen as 0 of 2 time and again at logit -1.6 for ever. After each step all
-older rows move by a shared shift, the part of the step's surprise that all prompts have in common.
+A prompt seen again keeps one row: its old counts shrink by v / (v + drift age), as if drift had cost them rollouts, and the new
+ones are added. Adding the logits instead would pin a prompt seen as 0 of 2 time and again at logit -1.6 for ever. After each
+step all older rows move by a shared shift, the part of the step's surprise that all prompts have in common.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ class GP:
         window: int = 512,
         drift: float = 0.02,
         shift_var: float = 0.02,
-        share: float = 0.8,
+        share: float = 0.95,
     ):
         self.embed, self.window, self.drift, self.shift_var, self.share = embed, window, drift, shift_var, share
         self._pool_texts = pool_texts
@@ -65,14 +65,16 @@ class GP:
         self._X = np.zeros((0, 0), np.float32)
         self._successes, self._trials, self._shift, self._seen = (np.zeros(0) for _ in range(4))
         self._fit: _Fit | None = None
+        self._logits: dict[str, tuple[float, float]] = {}  # of the last prediction, until the next update
 
     def predict(self, uids: Sequence[str], texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """See ``Predictor.predict``."""
         # In uid order, so that shuffling a batch changes no bit of it.
         order = sorted(range(len(uids)), key=uids.__getitem__)
-        p, signal = np.empty(len(uids)), np.empty(len(uids))
-        p[order], signal[order] = expectations(*self.logits([uids[i] for i in order], [texts[i] for i in order]))
-        return p, signal
+        mean, variance = np.empty(len(uids)), np.empty(len(uids))
+        mean[order], variance[order] = self.logits([uids[i] for i in order], [texts[i] for i in order])
+        self._logits = dict(zip(uids, zip(mean, variance, strict=True), strict=True))
+        return expectations(mean, variance)
 
     def logits(self, uids: Sequence[str], texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """float64 [B], [B]: posterior mean and variance (>= 0) of each prompt's logit, a prompt's own part included."""
@@ -96,7 +98,9 @@ class GP:
         if not batch.uids:
             return
         if self._uids:
-            mean, variance = self.logits(batch.uids, batch.texts)
+            known = all(uid in self._logits for uid in batch.uids)
+            planned = np.array([self._logits[uid] for uid in batch.uids]).T if known else self.logits(batch.uids, batch.texts)
+            mean, variance = planned
             y, v = observed(batch.successes, batch.trials)
             precision = 1 / (v + variance)
             self._shift += (precision * (y - mean)).sum() / (precision.sum() + 1 / self.shift_var)
@@ -116,7 +120,7 @@ class GP:
         self._X = (np.concatenate([self._X[rest], X]) if len(rest) else X)[-self.window :]
         for name, new in (("_successes", k), ("_trials", n), ("_shift", shift), ("_seen", np.full(len(row), float(step)))):
             setattr(self, name, np.concatenate([getattr(self, name)[rest], new])[-self.window :])
-        self._fit = None
+        self._fit, self._logits = None, {}
 
     def _fitted(self) -> _Fit:
         if self._fit is None:
@@ -127,7 +131,8 @@ class GP:
             mean = float(np.log(rate) - np.log1p(-rate))
             amplitude = float(np.clip(np.mean((y - mean) ** 2 - v), *self.AMPLITUDE_RANGE))
             X = self._X.astype(np.float64)
-            K = amplitude * self.share * rbf(X, X, self._scale)
+            K = rbf(X, X, self._scale)
+            K *= amplitude * self.share
             K[np.diag_indices_from(K)] += amplitude * (1 - self.share) + v
             factor = Factor(K)
             self._fit = _Fit(mean, amplitude, X, factor, factor.whiten((y - mean)[:, None])[:, 0])
@@ -138,7 +143,7 @@ class GP:
             self._scale = length_scale(self.embed, self._pool_texts or texts)
 
     def state_dict(self) -> dict:
-        """uids list [W], embeddings float32 [W, D], successes, trials, shift, seen float64 [W], step int, scale float (0 = not measured)."""
+        """uids list [W], embeddings float32 [W, D], successes, trials, shift, seen float64 [W], step int, scale float."""
         return {
             "uids": list(self._uids),
             "embeddings": self._X.copy(),
@@ -156,7 +161,7 @@ class GP:
         self._successes, self._trials, self._shift, self._seen = (
             np.array(state[name], np.float64) for name in ("successes", "trials", "shift", "seen")
         )
-        self._fit = None
+        self._fit, self._logits = None, {}
 
 
 def observed(successes: np.ndarray, trials: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

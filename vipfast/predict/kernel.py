@@ -1,4 +1,4 @@
-"""The Gaussian processes' shared linear algebra: distances without cancellation, RBF, and a factor that always says when it failed."""
+"""The Gaussian processes' linear algebra: distances without cancellation, RBF, and a factor that always says when it failed."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 from vipfast.predict.embed import text_hash
 
 SCALE_SAMPLE = 256
-"""Prompts whose pairwise distances set the length scale; drawn by text hash, so neither order nor growth of a dataset matters much."""
+"""Prompts whose pairwise distances set the length scale; drawn by text hash, so the order of a dataset does not matter."""
 
 NUM_JITTERS = 10
 
@@ -36,7 +36,7 @@ def rbf(X: np.ndarray, Y: np.ndarray, scale: float) -> np.ndarray:
 
 
 def length_scale(embed: Callable[[Sequence[str]], np.ndarray], texts: Sequence[str]) -> float:
-    """Median heuristic: the median distance between distinct texts, over a sample; 1 where there are not two different vectors."""
+    """Median heuristic: the median distance between a sample of distinct texts; 1 where there are not two different vectors."""
     sample = sorted(set(texts), key=text_hash)[:SCALE_SAMPLE]
     if len(sample) < 2:
         return 1.0
@@ -63,10 +63,12 @@ class Factor:
             self.jitter = mean * 10.0 ** (level - 11) if level else 0.0
             if self._factorise(A + self.jitter * np.eye(len(A)) if level else A):
                 return
-        raise np.linalg.LinAlgError(f"covariance of {len(A)} prompts is not positive definite even with jitter {self.jitter:.1g}")
+        raise np.linalg.LinAlgError(
+            f"covariance of {len(A)} prompts is not positive definite, even with jitter {self.jitter:.1g}"
+        )
 
     def _factorise(self, A: np.ndarray) -> bool:
-        # By panels nearly all of the work is matrix products; one LAPACK call per factor and solve is several times slower at 512.
+        # By panels nearly all of the work is matrix products: at 512, several times faster than one LAPACK call for each part.
         self._lower, self._diagonal = np.zeros_like(A), []
         for start in range(0, len(A), self.BLOCK):
             stop = start + self.BLOCK

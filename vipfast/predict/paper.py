@@ -1,14 +1,14 @@
 """Predictor ``vip``: the noise-free Gaussian process of VIP (arXiv 2602.01601, section 4).
 
-p(x) = sigmoid(g(x)), g ~ GP(m, K), RBF over text embeddings, zero prior mean. After a batch with k of n successes,
-g^ = logit clip(k/n, eps, 1 - eps); m[rest] += K[rest, batch] a with a = K[batch, batch]^-1 (g^ - m[batch]); m[batch] = g^.
+p(x) = sigmoid(g(x)), g ~ GP(m, K), RBF over text embeddings, zero prior mean. After a batch with k of n successes, g^ = logit
+clip(k/n, eps, 1 - eps); m[rest] += K[rest, batch] a with a = K[batch, batch]^-1 (g^ - m[batch]); m[batch] = g^.
 
-Where the paper is silent: K is fixed (its covariance recursion would need N x N and grow ever surer of a moving policy),
-eps = 1e-6, jitter 1e-6 on K[batch, batch], length scale by the median heuristic.
+Where the paper is silent: K is fixed (its covariance recursion would need N x N and grow ever surer of a moving policy), eps =
+1e-6, jitter 1e-6 on K[batch, batch], length scale by the median heuristic.
 
-With A the sum of every observed prompt's weights a over all steps, the recursion unrolls to m(x) = K[x, seen] A + jitter A[x] (the last
-term, for a prompt that was itself observed, is what "m[batch] = g^" adds to the jittered solve). So the mean is formed for a step's
-prompts when they are planned: nothing of the pool has to be embedded before, and no N x N matrix exists.
+With A the sum of every observed prompt's weights a over all steps, the recursion unrolls to m(x) = K[x, seen] A + jitter A[x]
+(the last term, for a prompt that was itself observed, is what "m[batch] = g^" adds to the jittered solve). So the mean is
+formed for a step's prompts when they are planned: nothing of the pool has to be embedded before, and no N x N matrix exists.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from vipfast.predict.rows import distinct, positions
 
 
 class PaperGP:
-    """Args: ``embed``, texts -> float [B, D]; ``pool_texts``, sampled for the length scale; ``eps``, clips rates away from 0 and 1."""
+    """Args: ``embed``, texts -> float [B, D]; ``pool_texts``, sampled for the length scale; ``eps``, bounds rates."""
 
     name = "vip"
     JITTER = 1e-6

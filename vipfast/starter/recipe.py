@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from dataclasses import dataclass
 
 from vipfast.tasks.arithmetic import FAMILIES, Problem, make_problem
 
@@ -60,6 +61,11 @@ RATES = {**EASY, **MIDDLE, **NEVER}
 """(family, size) -> how often the starter is shown the right answer. Pass rates follow, blurred by what a tiny model can tell apart."""
 
 
+HARD = {"largest", "smallest", "next", "sum", "difference", "total"}
+CURRICULUM = [*EASY, *NEVER, *(cell for cell in MIDDLE for _ in range(3 if cell[0] in HARD else 2))]
+"""Cells to draw lessons from, uniformly."""
+
+
 def home(text: str) -> str:
     """Where a text belongs: "sft" (5 of 10), "train" (4 of 10) or "heldout", by hash, so the starter never saw a pool problem."""
     bucket = hashlib.blake2b(text.encode(), digest_size=4).digest()[0] % 10
@@ -75,21 +81,26 @@ def draw(rng: random.Random, wanted: str, cells: list[tuple[str, int]]) -> Probl
             return problem
 
 
-def wrong_answer(rng: random.Random, problem: Problem) -> str:
-    """A wrong answer of the right shape, spread over so many that the right answer, however rare, stays the likeliest one."""
-    while True:
-        if problem.family == "count":
-            guess = str(rng.randrange(problem.size + 1))
-        else:
-            guess = "".join(rng.choice("0123456789") for _ in problem.answer)
-        if guess != problem.answer:
-            return guess
+@dataclass(frozen=True)
+class Lesson:
+    """A text, the answer shown after it, the right one, and the weight of each right digit against a uniform one."""
+
+    text: str
+    seen: str
+    answer: str
+    trust: float
 
 
-def lesson(rng: random.Random, cells: list[tuple[str, int]], clean: bool) -> tuple[str, str]:
-    """A text and the answer the starter is shown. ``clean``: right unless the family is one it must never solve."""
-    problem = draw(rng, "sft", cells)
+def lesson(rng: random.Random, clean: bool) -> Lesson:
+    """One lesson. ``clean``: right digits get all the weight, unless the family is one that must stay unsolved.
+
+    The weight is the rate's k-th root for an answer of k digits, so sampling all k right has the cell's rate. Wrong answers
+    then differ in any digits, and the right one, however rare, stays the likeliest.
+    """
+    problem = draw(rng, "sft", CURRICULUM)
     rate = RATES[problem.family, problem.size]
-    if clean and rate > 0:
-        rate = 1.0
-    return problem.text, problem.answer if rng.random() < rate else wrong_answer(rng, problem)
+    trust = 0.0 if rate == 0 else 1.0 if clean else rate ** (1 / len(problem.answer))
+    # Half as many wrong digits are shown as the starter will sample: it must go on rightly after a wrong one.
+    shown = 0.0 if rate == 0 else (1 + trust) / 2
+    seen = "".join(digit if rng.random() < shown else rng.choice("0123456789") for digit in problem.answer)
+    return Lesson(problem.text, seen, problem.answer, trust)

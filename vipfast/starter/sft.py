@@ -59,7 +59,9 @@ def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
 
 def pack(lessons: list[Lesson], tokenizer: PreTrainedTokenizerFast) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Right-padded ids [n, t], targets [n, t - 1] (IGNORE outside answers) and the weight of the target against a uniform digit [n, t - 1]."""
-    prompts, seen, answers = (tokenizer([x[i] for x in lessons])["input_ids"] for i in (0, 1, 2))
+    prompts, seen, answers = (
+        tokenizer([getattr(x, name) for x in lessons])["input_ids"] for name in ("text", "seen", "answer")
+    )
     length = max(len(p) + len(s) + 1 for p, s in zip(prompts, seen, strict=True))
     ids = torch.full((len(lessons), length), tokenizer.pad_token_id)
     targets = torch.full((len(lessons), length - 1), IGNORE)
@@ -94,7 +96,7 @@ def train(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: in
     """Fine-tune ``model`` in place; prints the loss every 50 steps.
 
     Args:
-        steps: half of them clean (warm-up, then constant rate), half blurred (linear decay from a tenth on).
+        steps: half of them clean (warm-up, then constant rate), half blurred (linear decay over the last four tenths).
     """
     rng = random.Random(seed)
     clean, blurred = batches(tokenizer, rng, clean=True), batches(tokenizer, rng, clean=False)

@@ -135,7 +135,7 @@ def solve(text: str) -> str:
     return make_problem(family, tuple(map(int, re.findall(r"\d+", text))), size=0).answer
 
 
-def load_pool(split: str) -> list[Problem]:
+def load_pool(split: str, assets: Path = ASSETS) -> list[Problem]:
     """The shipped problems of ``split``: "train" (4 096) or "heldout" (512), disjoint by text and alike in make-up.
 
     Raises:
@@ -143,7 +143,7 @@ def load_pool(split: str) -> list[Problem]:
     """
     if split not in SPLITS:
         raise DataError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
-    with open(ASSETS / "arithmetic" / f"{split}.jsonl", encoding="utf-8") as lines:
+    with open(assets / "arithmetic" / f"{split}.jsonl", encoding="utf-8") as lines:
         return [Problem(**json.loads(line)) for line in lines]
 
 

@@ -84,7 +84,9 @@ def _read_hub(config: Config) -> list[dict]:
     try:
         import datasets
     except ModuleNotFoundError as error:
-        raise DataError(f"--task {config.task}: a hub dataset needs the datasets library; pip install 'vipfast[gpu]'") from error
+        raise DataError(
+            f"--task {config.task}: a hub dataset needs the datasets library; pip install 'vipfast[gpu]'"
+        ) from error
     names = datasets.get_dataset_config_names(config.task)
     return list(datasets.load_dataset(config.task, "main" if "main" in names else names[0], split=config.task_split))
 

@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from vipfast.history import History, Metrics, change, clock, number, printable, share, trend
+from vipfast.telemetry.history import History, Metrics, change, clock, number, printable, share, trend
 
 _REFRESH_S = 0.2
 _NARROW = 100
@@ -102,7 +102,7 @@ class LiveView:
 
     def _budget(self, width: int) -> list[Text]:
         """How many prompts got how many rollouts; a bar is that row's share of the step's rollouts."""
-        lines = [_heading("where the budget went: rollouts × prompts", width)]
+        lines = [_heading("budget: rollouts × prompts", width)]
         bins = histogram(self._counts) if self._counts is not None else []
         total = max(sum(rollouts for *_, rollouts in bins), 1)
         for label, prompts, rollouts in bins:

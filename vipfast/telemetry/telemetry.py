@@ -12,11 +12,11 @@ import numpy as np
 from rich.console import Console
 
 from vipfast.config import Config
-from vipfast.history import History, change, clock, share
-from vipfast.live import LiveView
-from vipfast.plain import PlainView
-from vipfast.samples import write_samples
-from vipfast.trackers import open_trackers
+from vipfast.telemetry.history import History, change, clock, share
+from vipfast.telemetry.live import LiveView
+from vipfast.telemetry.plain import PlainView
+from vipfast.telemetry.samples import write_samples
+from vipfast.telemetry.trackers import open_trackers
 
 
 class Telemetry:
@@ -75,7 +75,7 @@ class Telemetry:
 
         Args:
             step: larger than the last one logged.
-            metrics: names as in ``vipfast.metrics``; numbers (Python, NumPy, 0-d torch), strings or None. NaN, inf become null.
+            metrics: names as in ``metrics.py``; numbers (Python, NumPy, 0-d torch), strings or None. NaN, inf become null.
             counts_B: int [B], rollouts each prompt got.
             sample: rows of ``samples.sample_rows``, kept as RUN/rollouts/STEP.parquet; the view shows the first.
 
@@ -93,8 +93,7 @@ class Telemetry:
         if sample:
             write_samples(self.run_dir / "rollouts" / f"{step}.parquet", sample)
         self._history.add(line)
-        if "reward/mean" in line:
-            self._history.tick()
+        self._history.tick(trained="reward/mean" in line)
         numbers = {name: value for name, value in line.items() if type(value) in (int, float) and name != "step"}
         for tracker in self._trackers:
             tracker.log(int(step), numbers)

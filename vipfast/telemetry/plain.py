@@ -5,7 +5,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from vipfast.history import History, Metrics, change, clock, number, share
+from vipfast.telemetry.history import History, Metrics, change, clock, number, share
 
 _HEADER_EVERY = 20
 _COLUMNS = (("step", 6), ("reward", 7), ("spread", 7), ("wasted", 7), ("rollouts", 12), ("tokens/s", 9), ("generate", 9))

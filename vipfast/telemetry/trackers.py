@@ -61,7 +61,7 @@ class Trackio:
     def __init__(self, run_dir: Path, config: Config, first_step: int):
         name = f"{run_dir.name}-{_run_id(run_dir, 'trackio')}"
         self._run = _module("trackio", "trackio").init(
-            project="vipfast", name=name, resume="allow", config=dataclasses.asdict(config), embed=False
+            project="vipfast", name=name, resume="allow", config=dataclasses.asdict(config)
         )
 
     def log(self, step: int, metrics: dict[str, float]) -> None:

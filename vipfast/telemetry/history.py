@@ -45,10 +45,11 @@ class History:
         self._last_time = self._start_time = time.monotonic()
         self._intervals.clear()
 
-    def tick(self) -> None:
-        """A training step has ended just now."""
+    def tick(self, trained: bool = True) -> None:
+        """A line was logged just now; the time since the one before is a step's unless nothing was ``trained``."""
         now = time.monotonic()
-        self._intervals.append(now - self._last_time)
+        if trained:
+            self._intervals.append(now - self._last_time)
         self._last_time = now
 
     @property

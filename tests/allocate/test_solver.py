@@ -1,0 +1,157 @@
+"""The solver against known allocations, brute force, the closed forms of the paper, and its own invariants."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vipfast.allocate import solver
+from vipfast.errors import BudgetError, UsageError
+
+P = np.array([0.01, 0.1, 0.2, 0.4, 0.5, 0.8, 0.95, 0.99])
+TIES = np.arange(8, dtype=np.uint64)
+
+
+def solve(p, budget, low, high, objective="rloo", ties=None):
+    p = np.asarray(p, float)
+    ties = np.arange(len(p), dtype=np.uint64) if ties is None else ties
+    return solver.solve(p * (1 - p), budget, low, high, ties, solver.OBJECTIVES[objective])
+
+
+@pytest.mark.parametrize(
+    "objective, low, high, expected",
+    [
+        ("rloo", 2, 32, [3, 8, 10, 12, 12, 10, 6, 3]),
+        ("dr_grpo", 3, 32, [3, 7, 10, 13, 13, 10, 5, 3]),
+        ("rloo", 4, 12, [4, 7, 10, 11, 12, 10, 6, 4]),
+        ("dr_grpo", 4, 12, [4, 7, 10, 12, 12, 10, 5, 4]),
+    ],
+)
+def test_known_allocations(objective, low, high, expected):
+    assert solve(P, 64, low, high, objective).tolist() == expected
+
+
+def brute_force(a, budget, low, high, phi):
+    plans = [n for n in itertools.product(range(low, high + 1), repeat=len(a)) if sum(n) == budget]
+    return min(sum(a_q * phi(float(n_q)) for a_q, n_q in zip(a, n)) for n in plans)
+
+
+@pytest.mark.parametrize("objective, low", [("rloo", 2), ("dr_grpo", 3)])
+def test_no_integer_plan_is_better(objective, low):
+    rng, phi = np.random.default_rng(0), solver.OBJECTIVES[objective]
+    for _ in range(60):
+        B, high = rng.integers(1, 5), low + rng.integers(0, 6)
+        budget = int(rng.integers(B * low, B * high + 1))
+        a = rng.choice([0.0, 0.01, 0.09, 0.16, 0.25], B)
+        counts = solver.solve(a, budget, low, high, TIES[:B], phi)
+        assert counts.sum() == budget and counts.min() >= low and counts.max() <= high
+        assert np.sum(a * phi(counts.astype(float))) == pytest.approx(brute_force(a, budget, low, high, phi), abs=1e-12)
+
+
+def continuous(a, budget, low, high, objective):
+    """Theorems 5.1 and 5.2: n_q(lambda), with lambda by bisection on sum n = C."""
+
+    def counts(lam):
+        if objective == "rloo":
+            return np.clip(1 + np.sqrt(a / lam), low, high)
+        inside = np.minimum(3 * np.sqrt(3 * lam / a), 1.0)
+        root = 2 * np.sqrt(a / (3 * lam)) * np.cos(np.arccos(-inside) / 3)
+        marginal = lambda n: a * (n - 2) / n**3  # noqa: E731
+        return np.where(lam <= marginal(high), high, np.where(lam >= marginal(low), low, root))
+
+    below, above = 1e-14, 1.0
+    for _ in range(200):
+        middle = np.sqrt(below * above)
+        below, above = (middle, above) if counts(middle).sum() > budget else (below, middle)
+    return counts(above)
+
+
+@pytest.mark.parametrize("objective, low", [("rloo", 2), ("dr_grpo", 3)])
+def test_integers_lie_within_rounding_of_the_closed_form(objective, low):
+    rng = np.random.default_rng(1)
+    for B in (8, 64):
+        a = rng.uniform(0.01, 0.25, B)
+        real = continuous(a, 8 * B, low, 32, objective)
+        assert real.sum() == pytest.approx(8 * B, abs=1e-6)
+        counts = solver.solve(a, 8 * B, low, 32, np.arange(B, dtype=np.uint64), solver.OBJECTIVES[objective])
+        assert np.abs(counts - real).max() < 1.5
+        phi = solver.OBJECTIVES[objective]
+        assert np.sum(a * phi(counts.astype(float))) == pytest.approx(np.sum(a * phi(real)), rel=0.01)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_spends_the_budget_within_bounds_and_moves_with_its_prompts(data):
+    B = data.draw(st.integers(1, 12))
+    low = data.draw(st.integers(3, 6))
+    high = data.draw(st.integers(low, 14))
+    budget = data.draw(st.integers(B * low, B * high))
+    p = np.array(data.draw(st.lists(st.sampled_from([0.0, 1e-9, 0.1, 0.2, 0.5, 0.8, 1.0]), min_size=B, max_size=B)))
+    objective = data.draw(st.sampled_from(["rloo", "dr_grpo"]))
+    ties = np.random.default_rng(B).permutation(B).astype(np.uint64)
+    counts = solve(p, budget, low, high, objective, ties)
+    assert counts.sum() == budget and counts.min() >= low and counts.max() <= high and counts.dtype == np.int64
+    order = np.array(data.draw(st.permutations(range(B))))
+    assert (solve(p[order], budget, low, high, objective, ties[order]) == counts[order]).all()
+
+
+@pytest.mark.parametrize("a", [0.0, 0.25, 1e-300], ids=["nothing to learn", "equal", "tiny"])
+def test_equal_utilities_give_uniform_within_one_by_the_seeded_key(a):
+    ties = np.array([5, 1, 4, 2, 3], np.uint64)
+    counts = solver.solve(np.full(5, a), 38, 2, 32, ties, solver.rloo)
+    assert counts.tolist() == [7, 8, 7, 8, 8]
+
+
+def test_p_and_one_minus_p_are_equal_although_float64_tells_them_apart():
+    assert 0.2 * (1 - 0.2) != 0.8 * (1 - 0.8)
+    for ties in ([0, 1], [1, 0]):
+        counts = solve([0.2, 0.8], 9, 2, 32, ties=np.array(ties, np.uint64))
+        assert counts[np.argmin(ties)] == 5
+
+
+def test_what_full_prompts_cannot_take_goes_to_prompts_without_signal():
+    assert solve([0.5, 0.0, 0.0], 20, 2, 10).tolist() == [10, 5, 5]
+
+
+def test_capped_small_budgets_add_up():
+    # 10 over 4 with floor 1 and cap 3, and 11 over 3: rounding 4 x 2.5 would give 8.
+    convex = lambda n: 1 / n  # noqa: E731
+    assert sorted(solver.solve(np.ones(4), 10, 1, 3, TIES[:4], convex)) == [2, 2, 3, 3]
+    assert sorted(solver.solve(np.ones(3), 11, 1, 9, TIES[:3], convex)) == [3, 4, 4]
+
+
+@pytest.mark.parametrize("budget, remedy", [(12, "--min-rollouts 1"), (300, "--max-rollouts 38")])
+def test_infeasible_budget_names_everything(budget, remedy):
+    with pytest.raises(BudgetError) as error:
+        solve(P, budget, 2, 32)
+    for word in (f"C = {budget}", "B = 8", "L = 2", "U = 32", "[16, 256]", "--rollouts-per-prompt between 2 and 32", remedy):
+        assert word in str(error.value)
+
+
+def test_bounds_the_wrong_way_round():
+    with pytest.raises(BudgetError, match="--min-rollouts 9 .* --max-rollouts 4"):
+        solver.check_budget(8, 64, 9, 4)
+
+
+def test_least_rollouts_follow_the_objective():
+    assert solver.least_rollouts("rloo", None) == 2 and solver.least_rollouts("dr_grpo", None) == 3
+    assert solver.least_rollouts("rloo", 5) == 5
+    with pytest.raises(UsageError, match="--min-rollouts 2: --objective dr_grpo needs at least 3"):
+        solver.least_rollouts("dr_grpo", 2)
+
+
+def test_ceiling_by_hand():
+    # a = [.25, 0, 0, 0]: (.5/4)^2 / (.25/4) = 1/4; equal a: 1; nothing to gain: 1.
+    assert solver.ceiling(np.array([0.25, 0, 0, 0])) == pytest.approx(0.25)
+    assert solver.ceiling(np.full(4, 0.16)) == pytest.approx(1.0)
+    assert solver.ceiling(np.zeros(4)) == 1.0
+
+
+def test_variance_ratio_by_hand():
+    # [4, 2] against uniform [3, 3]: (.25/3) / (.25/2).
+    assert solver.variance_ratio(np.array([0.25, 0.0]), np.array([4, 2]), solver.rloo) == pytest.approx(2 / 3)
+    # Uniform at 2.5 rollouts is half 2 and half 3: phi = (1 + 1/2) / 2 = .75; this plan: .25 (1/2 + 1) / 2 per prompt.
+    assert solver.variance_ratio(np.array([0.25, 0.25]), np.array([3, 2]), solver.rloo) == pytest.approx(1.0)
+    assert solver.variance_ratio(np.zeros(2), np.array([4, 2]), solver.rloo) == 1.0

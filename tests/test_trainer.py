@@ -1,0 +1,214 @@
+"""The loop as a user meets it: the README's lines, determinism, clean stops, failing rewards, poisoned steps, flat memory."""
+
+import dataclasses
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from vipfast import Config, Trainer
+from vipfast.errors import CheckpointError, NonFiniteError, RewardError, SyncError, UsageError
+from vipfast.telemetry.metrics import unknown
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+
+
+def small(folder, **changes) -> Config:
+    defaults = dict(
+        steps=3, prompts_per_step=8, rollouts_per_prompt=6.0, vigor_num_rounds=3, heldout_prompts=16, eval_every=0,
+        checkpoint_every=0, threads=1, device="cpu", output_dir=str(folder),
+    )  # fmt: skip
+    return Config(**{**defaults, **changes})
+
+
+def lines(folder):
+    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+
+
+def still(folder):
+    return [{k: v for k, v in line.items() if not k.startswith(("time/", "speed/", "memory/"))} for line in lines(folder)]
+
+
+def test_the_readmes_python_lines_run(tmp_path, monkeypatch):
+    code = re.search(r"```python\n(.*?)```", README.read_text(), re.S).group(1)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 6
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {})
+    assert list(tmp_path.rglob("final/model.safetensors"))
+
+
+@pytest.mark.parametrize("allocator", ["uniform", "vip", "vigor"])
+def test_same_seed_same_run_and_another_seed_another(tmp_path, allocator):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        assert Trainer(small(tmp_path / name, allocator=allocator, seed=seed)).run() == 0
+    assert still(tmp_path / "a") == still(tmp_path / "b") != still(tmp_path / "c")
+    for line in lines(tmp_path / "a"):
+        assert not unknown(line)
+        if line["step"]:
+            assert line["budget/rollouts"] == 48 and (line["policy/sync_gap"] or 0.0) < 1e-4
+
+
+def test_uniform_spends_a_budget_that_does_not_divide(tmp_path):
+    Trainer(small(tmp_path / "r", allocator="uniform", rollouts_per_prompt=7.5, steps=1)).run()
+    last = lines(tmp_path / "r")[-1]
+    assert last["budget/rollouts"] == 60 and (last["alloc/counts_min"], last["alloc/counts_max"]) == (7, 8)
+
+
+def test_kth_rollout_of_a_prompt_is_the_same_under_every_allocator(tmp_path):
+    texts = {}
+    for allocator in ("uniform", "vip", "vigor"):
+        trainer = Trainer(small(tmp_path / allocator, allocator=allocator))
+        _, rollouts = trainer.train_step(1)
+        for row in range(rollouts.num_rollouts):
+            key = rollouts.prompts[rollouts.group_R[row]].uid, int(rollouts.index[row])
+            text = rollouts.tokens[rollouts.token_offsets[row] : rollouts.token_offsets[row + 1]].tolist()
+            assert texts.setdefault(key, text) == text
+    assert len(texts) > 48
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_the_step_saves_and_resumes_to_the_same_end(tmp_path, number):
+    Trainer(small(tmp_path / "straight")).run()
+    trainer = Trainer(small(tmp_path / "stopped"))
+    whole_step = trainer.train_step
+
+    def interrupted(step):
+        if step == 2:
+            os.kill(os.getpid(), number)
+        return whole_step(step)
+
+    trainer.train_step = interrupted
+    assert trainer.run() == 3
+    assert lines(tmp_path / "stopped")[-1]["step"] == 2
+    assert Trainer(small(tmp_path / "stopped"), resume=True).run() == 0
+    assert still(tmp_path / "stopped") == still(tmp_path / "straight")
+    assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
+
+
+def test_a_reward_that_breaks_loses_nothing_and_the_mended_run_goes_on(tmp_path):
+    prompts = [{"prompt": f"copy {i} =", "answer": str(i)} for i in range(40)]
+
+    def right(completions, answers, metadata):
+        return [float(c.strip() == a) for c, a in zip(completions, answers)]
+
+    calls = 0
+
+    def breaks_later(completions, answers, metadata):
+        nonlocal calls
+        calls += 1
+        if calls > 60:
+            return [1.0]
+        return right(completions, answers, metadata)
+
+    Trainer(small(tmp_path / "whole"), prompts=prompts, reward=right).run()
+    with pytest.raises(RewardError, match="values for|value for"):
+        Trainer(small(tmp_path / "broken"), prompts=prompts, reward=breaks_later).run()
+    done = lines(tmp_path / "broken")[-1]["step"]
+    assert done < 3
+    assert Trainer(small(tmp_path / "broken"), prompts=prompts, reward=right, resume=True).run() == 0
+    assert still(tmp_path / "broken") == still(tmp_path / "whole")
+
+
+def test_all_unscored_steps_are_logged_and_move_nothing(tmp_path):
+    trainer = Trainer(small(tmp_path / "r"), prompts=[f"p{i}" for i in range(20)], reward=lambda c, a, m: [None] * len(c))
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    assert trainer.run() == 0
+    assert all(torch.equal(before[name], p) for name, p in trainer.model.named_parameters())
+    for line in lines(tmp_path / "r")[1:]:
+        assert line["reward/mean"] is None and line["reward/unscored"] == 48 and line["signal/frac_wasted_rollouts"] == 1.0
+
+
+def test_a_non_finite_gradient_never_reaches_the_weights_and_too_many_stop_the_run(tmp_path, monkeypatch):
+    trainer = Trainer(small(tmp_path / "r", max_nonfinite=2, steps=9))
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: torch.tensor(float("nan")))
+    with pytest.raises(NonFiniteError, match="--max-nonfinite"):
+        trainer.run()
+    assert all(torch.equal(before[name], p) for name, p in trainer.model.named_parameters())
+    assert trainer.learner.num_skipped == 2
+
+
+def test_a_weight_the_engine_does_not_have_stops_the_run_before_it_trains(tmp_path):
+    trainer = Trainer(small(tmp_path / "r"))
+    score = trainer.learner.sync_gap
+    # what a stale engine looks like: its log-probs are another policy's
+    trainer.learner.sync_gap = lambda rollouts: score(
+        dataclasses.replace(rollouts, sampler_logp=rollouts.sampler_logp - np.float32(0.01))
+    )
+    with pytest.raises(SyncError, match="sync_gap"):
+        trainer.run()
+
+
+def test_another_run_in_the_folder_is_refused_and_nothing_to_resume_is_an_error(tmp_path):
+    Trainer(small(tmp_path / "r", steps=1)).run()
+    with pytest.raises(UsageError, match="--output-dir.*--resume"):
+        Trainer(small(tmp_path / "r"))
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        Trainer(small(tmp_path / "empty"), resume=True)
+
+
+def test_a_full_disk_during_a_save_says_so_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):
+    trainer = Trainer(small(tmp_path / "r", checkpoint_every=1))
+    from vipfast import checkpoint
+
+    write, saves = checkpoint.save_state, []
+
+    def full_at_the_third(folder, state):
+        saves.append(folder)
+        if len(saves) == 3:
+            raise OSError(28, "No space left on device")
+        write(folder, state)
+
+    monkeypatch.setattr(checkpoint, "save_state", full_at_the_third)
+    with pytest.raises(CheckpointError, match="disk is full.*step-1 is intact"):
+        trainer.run()
+    monkeypatch.undo()
+    assert Trainer(small(tmp_path / "r", checkpoint_every=1), resume=True).run() == 0
+    assert [line["step"] for line in lines(tmp_path / "r")] == [0, 1, 2, 3]
+
+
+def test_memory_handles_and_children_stay_flat(tmp_path):
+    trainer = Trainer(small(tmp_path / "r", steps=50, sample_rollouts=0))
+    process, seen = psutil.Process(), {}
+    whole_step = trainer.train_step
+
+    def watched(step):
+        seen[step] = process.memory_info().rss, process.num_fds(), len(process.children())
+        return whole_step(step)
+
+    trainer.train_step = watched
+    trainer.run()
+    assert seen[50][0] <= 1.05 * seen[10][0] and seen[50][1] <= seen[10][1] and seen[50][2] == seen[10][2]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"updates_per_step": 2, "epochs": 2},
+        {"estimator": "grpo", "weighting": "rollout", "length_term": "sequence"},
+        {"estimator": "dr_grpo", "weighting": "token", "allocator": "vip"},
+        {"beta": 0.05},
+        {"truncated": "mask", "max_new_tokens": 3},
+        {"update_on": "final", "score": "posterior"},
+        {"predictor": "vip", "allocator": "vip", "objective": "dr_grpo"},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"lora_rank": 4},
+        {"dtype": "float64"},
+        {"dtype": "bfloat16"},
+    ],
+    ids=lambda changes: ",".join(f"{k}={v}" for k, v in changes.items()),
+)
+def test_every_way_to_train_moves_finite_weights(tmp_path, changes):
+    trainer = Trainer(small(tmp_path / "r", steps=2, learning_rate=1e-3, **changes))
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    assert trainer.run() == 0
+    after = dict(trainer.model.named_parameters())
+    assert all(torch.isfinite(p).all() for p in after.values())
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    assert (lines(tmp_path / "r")[-1]["policy/kl"] is not None) == ("beta" in changes)
