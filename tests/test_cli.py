@@ -182,7 +182,8 @@ def test_resume_goes_on_with_the_saved_options_and_permitted_changes():
     command = cli.parse(["--resume", "--output-dir", "mine", "--steps", "90", "--threads", "2", "--keep", "2"])
     assert command.config == dataclasses.replace(saved, steps=90, threads=2, output_dir="mine")
     assert command.resume
-    assert command.notes == ("continuing mine", "threads = 2 (was 1)", "steps = 90 (was 60)")
+    assert command.notes[:3] == ("continuing mine", "threads = 2 (was 1)", "steps = 90 (was 60)")
+    assert len(command.notes) == 4 and "another --threads" in command.notes[3]
 
 
 def test_resume_refuses_other_changes_by_name_with_both_values():

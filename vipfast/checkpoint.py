@@ -181,6 +181,13 @@ def check_disk(run_dir: str | Path, num_bytes: int) -> None:
         )
 
 
+def run_bytes(model: Any, keep: int) -> int:
+    """Bytes a run leaves on disk at its largest: ``keep`` + 1 checkpoints of weights and two Adam moments, final/ and best/."""
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    moments = sum(2 * p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    return (keep + 1) * (weights + moments) + 3 * weights
+
+
 def trim_run(run_dir: str | Path, step: int) -> None:
     """Cut a run's records back to ``step`` before it continues: metrics lines, sampled texts and (damaged) newer checkpoints.
 

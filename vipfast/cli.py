@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from vipfast import run_folder
-from vipfast.config import CHANGEABLE_ON_RESUME, Config, flag
-from vipfast.config_file import load_yaml, read_yaml
+from vipfast.config import Config
+from vipfast.config_file import continued, load_yaml, read_yaml
 from vipfast.errors import CheckpointError, NonFiniteError, RewardError, SyncError, UsageError
 from vipfast.resolve import resolve
 
@@ -50,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _plain_warnings():
             return _run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        print("stopped at once; --resume goes on from the last checkpoint", file=sys.stderr)
+        return 130
     except (UsageError, RewardError, SyncError, NonFiniteError) as error:
         if os.environ.get("VIPFAST_TRACEBACK"):
             raise
@@ -74,23 +77,6 @@ def parse(argv: Sequence[str]) -> Command:
     asked = _flags(argv, dataclasses.asdict(saved) | values | {"output_dir": str(run)})
     config, notes = continued(saved, _config(asked))
     return Command(config, resume=True, dry_run=given.dry_run, notes=(f"continuing {run}", *notes))
-
-
-def continued(saved: Config, asked: Config) -> tuple[Config, list[str]]:
-    """The config a resumed run goes on with, and a line per permitted change. None in ``asked`` means "as saved".
-
-    Raises:
-        UsageError: options outside CHANGEABLE_ON_RESUME differ; each is named with both values.
-    """
-    old, new = dataclasses.asdict(saved), dataclasses.asdict(asked)
-    new = {name: old[name] if value is None else value for name, value in new.items()}
-    changed = [name for name in new if new[name] != old[name]]
-    refused = [name for name in changed if name not in CHANGEABLE_ON_RESUME]
-    if refused:
-        told = "; ".join(f"{flag(name)} is {new[name]}, the run has {old[name]}" for name in refused)
-        may = ", ".join(sorted(flag(name) for name in CHANGEABLE_ON_RESUME))
-        raise UsageError(f"--resume cannot change what the run learns from: {told}. It may change {may}; or start a new run")
-    return Config(**new), [f"{name} = {new[name]} (was {old[name]})" for name in changed if name != "output_dir"]
 
 
 def _run(argv: Sequence[str]) -> int:

@@ -172,6 +172,9 @@ CHANGEABLE_ON_RESUME = frozenset(
 )
 """Options a resumed run may change; any other difference is refused by name."""
 
+CUSTOM = "custom"
+"""The task of a run whose prompts were handed to Trainer in Python."""
+
 _RANGES = (
     ("heldout_prompts", 0, 10**7),
     ("lora_rank", 0, 4096),

@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from vipfast import atomic
-from vipfast.config import Config, check_type
+from vipfast.config import CHANGEABLE_ON_RESUME, Config, check_type, flag
 from vipfast.errors import UsageError
 
 HINTS = typing.get_type_hints(Config)
@@ -75,6 +75,28 @@ def save_yaml(config: Config, path: str | Path) -> None:
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(config).items()}
     # Escaped to ASCII: PyYAML writes U+0085 as it is and reads it back as a space.
     atomic.write_file(Path(path), yaml.safe_dump(values, sort_keys=False).encode())
+
+
+def continued(saved: Config, asked: Config) -> tuple[Config, list[str]]:
+    """The config a resumed run goes on with, and a line per permitted change. None in ``asked`` means "as saved".
+
+    Raises:
+        UsageError: options outside CHANGEABLE_ON_RESUME differ; each is named with both values.
+    """
+    old, new = dataclasses.asdict(saved), dataclasses.asdict(asked)
+    new = {name: old[name] if value is None else value for name, value in new.items()}
+    changed = [name for name in new if new[name] != old[name]]
+    refused = [name for name in changed if name not in CHANGEABLE_ON_RESUME]
+    if refused:
+        told = "; ".join(f"{flag(name)} is {new[name]}, the run has {old[name]}" for name in refused)
+        may = ", ".join(sorted(flag(name) for name in CHANGEABLE_ON_RESUME))
+        raise UsageError(f"--resume cannot change what the run learns from: {told}. It may change {may}; or start a new run")
+    notes = [f"{name} = {new[name]} (was {old[name]})" for name in changed if name != "output_dir"]
+    if "threads" in changed:
+        notes.append(
+            "warning: another --threads adds floats in another order, so this run will not equal an uninterrupted one bit for bit"
+        )
+    return Config(**new), notes
 
 
 def _unknown(key, value) -> str:

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from vipfast import run_folder
-from vipfast.config import Config, flag
+from vipfast.config import CUSTOM, Config, flag
 from vipfast.errors import UsageError
 from vipfast.model_facts import model_folder, read_config
 
@@ -72,7 +72,7 @@ def resolve(config: Config, ask_torch: bool = True) -> tuple[Config, list[str]]:
 
 def check_task(task: str) -> None:
     """Refuse a task that is no embedded task, no existing file and no hub id."""
-    if task == "arithmetic" or Path(task).is_file() and Path(task).suffix in DATA_SUFFIXES:
+    if task in ("arithmetic", CUSTOM) or Path(task).is_file() and Path(task).suffix in DATA_SUFFIXES:
         return
     kinds = f"arithmetic, a {'/'.join(DATA_SUFFIXES)} file, or a hub dataset id such as openai/gsm8k"
     if Path(task).suffix in DATA_SUFFIXES:

@@ -4,10 +4,7 @@
 """
 
 import dataclasses
-import resource
-import signal
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -15,8 +12,8 @@ import torch
 from vipfast import checkpoint, run_folder, streams
 from vipfast.allocate import make_allocator
 from vipfast.allocate.uniform import Uniform
-from vipfast.config import Config
-from vipfast.config_file import save_yaml
+from vipfast.config import CUSTOM, Config
+from vipfast.config_file import continued, load_yaml, save_yaml
 from vipfast.engine.base import Sampling
 from vipfast.engine.sampling import stop_ids
 from vipfast.engine.transformers import TransformersEngine
@@ -29,9 +26,10 @@ from vipfast.rewards.grader import Grader, Reward
 from vipfast.rollout import collect
 from vipfast.select import EpochSelector
 from vipfast.state import set_rng_state
+from vipfast.stop import StopRequest
 from vipfast.tasks.base import load_task
 from vipfast.telemetry.samples import sample_rows
-from vipfast.telemetry.step import rollout_metrics
+from vipfast.telemetry.step import peak_bytes, rollout_metrics
 from vipfast.telemetry.telemetry import Telemetry
 from vipfast.types import PromptBatch, Rollouts
 
@@ -53,11 +51,18 @@ class Trainer:
     """
 
     def __init__(self, config: Config, *, prompts=None, reward: Reward | None = None, resume: bool = False):
-        self.config, self.notes = resolve(config)
-        config = self.config
+        self.notes: list[str] = []
+        if prompts is not None:
+            config = dataclasses.replace(config, task=CUSTOM)
+        if resume:
+            self.restored = checkpoint.find(config.output_dir)
+            config, self.notes = continued(load_yaml(Path(config.output_dir) / "config.yaml"), config)
+        else:
+            self.restored = None
+        config, chosen = resolve(config)
+        self.config, self.notes = config, self.notes + chosen
         torch.set_num_threads(config.threads)
         self.run_dir = Path(config.output_dir)
-        self.restored = checkpoint.find(self.run_dir) if resume else None
         if not resume:
             run_folder.check_fresh(self.run_dir)
         self.tokenizer = load_tokenizer(config)
@@ -75,9 +80,9 @@ class Trainer:
         self.learner = Learner(self.model, config, pad_id, load_reference(config))
         self.step, self.totals = 0, {"budget/rollouts_cum": 0, "budget/tokens_cum": 0}
         self.best: float | None = None
-        self.stopping: str | None = None  # the signal that asked for it
+        self.stop = StopRequest()
         self.saved: int | None = None  # step of the last save
-        checkpoint.check_disk(self.run_dir, checkpoint_bytes(self.model, config.keep))
+        checkpoint.check_disk(self.run_dir, checkpoint.run_bytes(self.model, config.keep))
         self.checkpoint_s = 0.0  # of the last save, told by the next line
 
     def run(self) -> int:
@@ -87,18 +92,20 @@ class Trainer:
         save_yaml(config, self.run_dir / "config.yaml")
         if self.restored is not None:
             checkpoint.trim_run(self.run_dir, checkpoint.step_of(self.restored))
-        with Telemetry(self.run_dir, config, config.steps) as self.telemetry, self._finish_step_on_signal():
+        with Telemetry(self.run_dir, config, config.steps) as self.telemetry, self.stop:
             for note in self.notes:
                 self.telemetry.say(note)
             self._start_or_restore()
-            while self.step < config.steps and not self.stopping:
+            while self.step < config.steps and self.stop.name is None:
                 self._guarded_step()
             self._save()
+            go_on = f"python scripts/train.py --resume --output-dir {self.run_dir}"
+            if self.step < config.steps:
+                self.telemetry.close({"stopped": f"{self.stop.name} after step {self.step}; all is saved", "continue": go_on})
+                return STOPPED
             checkpoint.export(self.model, self.tokenizer, self.run_dir / "final")
-            self.telemetry.close(
-                {"continue": f"python scripts/train.py --resume --output-dir {self.run_dir} --steps {2 * config.steps}"}
-            )
-        return STOPPED if self.step < config.steps else DONE
+            self.telemetry.close({"continue": f"{go_on} --steps {2 * config.steps}"})
+        return DONE
 
     def train_step(self, step: int) -> tuple[dict, Rollouts]:
         """One step: prompts -> rollouts -> update -> learn -> sync. Returns its metrics and rollouts."""
@@ -179,12 +186,12 @@ class Trainer:
         return scores
 
     def _log(self, metrics: dict, rollouts: Rollouts | None = None) -> None:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        if self.config.device == "cuda":
-            peak = torch.cuda.max_memory_allocated()
-        backend = f"{self.engine.name}+torch on {self.config.device}"
-        common = {"allocator": self.allocator.name, "backend": backend, "memory/peak_bytes": peak}
-        common["time/checkpoint_s"] = self.checkpoint_s
+        common = {
+            "allocator": self.allocator.name,
+            "backend": f"{self.engine.name}+torch on {self.config.device}",
+            "memory/peak_bytes": peak_bytes(self.config.device),
+            "time/checkpoint_s": self.checkpoint_s,
+        }
         counts_B, sample = None, None
         if rollouts is not None:
             counts_B, num = rollouts.counts_B, self.config.sample_rollouts
@@ -222,29 +229,3 @@ class Trainer:
         self.engine.sync(self.learner.weights())
         set_rng_state(state["rng"])  # ours are counter-based; the user's reward may draw from these
         self.telemetry.say(f"resumed from {path} at step {self.step}")
-
-    @contextmanager
-    def _finish_step_on_signal(self):
-        """SIGTERM and Ctrl-C ask for a stop after the step; a second one stops at once."""
-
-        def ask(number, frame):
-            if self.stopping:
-                raise KeyboardInterrupt
-            self.stopping = signal.Signals(number).name
-
-        try:
-            before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
-        except ValueError:  # not the main thread (a notebook server): the host handles its own signals
-            before = {}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def checkpoint_bytes(model, keep: int) -> int:
-    """Bytes a run leaves on disk at its largest: ``keep`` + 1 checkpoints of weights and two Adam moments, final/ and best/."""
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    moments = sum(2 * p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    return (keep + 1) * (weights + moments) + 3 * weights

@@ -136,7 +136,7 @@ class StepPlan:
     use_KB: np.ndarray
     weight_B: np.ndarray
     baseline_B: np.ndarray
-    note: dict[str, float] = field(default_factory=dict)
+    note: dict[str, float | None] = field(default_factory=dict)
     predicted_B: np.ndarray | None = None
 
     @classmethod

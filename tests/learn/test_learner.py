@@ -10,7 +10,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from vipfast.config import Config
 from vipfast.errors import NonFiniteError, SyncError, UsageError
-from vipfast.learn.learner import Learner, learning_rate
+from vipfast.learn.learner import Learner
 from vipfast.types import Finish, Prompt, Rollouts, StepPlan
 
 COUNTS = [4, 0, 3, 1, 6]
@@ -336,16 +336,6 @@ def test_bfloat16_keeps_float32_masters():
     metrics = learner.update(step, 0)
     assert 0 < metrics["policy/sync_gap"] < 0.05
     assert all(p.dtype == torch.float32 for p in model.parameters()) and not same(params(model), before)
-
-
-def test_learning_rate_by_hand():
-    def at(schedule, *steps):
-        config = configured(learning_rate=1.0, steps=10, warmup_steps=2, lr_schedule=schedule)
-        return [learning_rate(config, k) for k in steps]
-
-    assert at("constant", 0, 1, 2, 9) == [0.5, 1, 1, 1]
-    assert at("linear", 1, 2, 6, 10, 12) == [1, 1, 0.5, 0, 0]
-    assert at("cosine", 2, 4, 6, 10) == pytest.approx([1, (1 + math.cos(math.pi / 4)) / 2, 0.5, 0])
 
 
 def test_lora_trains_adapters_alone():

@@ -25,7 +25,7 @@ class Allocator(Protocol):
     def rounds(self, prompts: PromptBatch, budget: int) -> Generator[Counts, Tally, StepPlan]:
         """Yield counts, receive the Tally of all rollouts so far, return the plan of the finished step."""
 
-    def learn(self, tally: Tally) -> dict[str, float]:
+    def learn(self, tally: Tally) -> dict[str, float | None]:
         """After the step, from counts (k, n), never from rates. Returns metrics to log (e.g. predict/brier)."""
 
     def state_dict(self) -> dict: ...

@@ -23,7 +23,7 @@ class Uniform:
         yield counts_B
         return StepPlan.plain([counts_B], note={"alloc/ceiling": None, "alloc/var_ratio_expected": None})
 
-    def learn(self, tally: Tally) -> dict[str, float]:
+    def learn(self, tally: Tally) -> dict[str, float | None]:
         """Nothing to learn."""
         return {}
 

@@ -138,7 +138,7 @@ class Vigor:
         note |= {"alloc/survivors": len(ranked), "alloc/tied_share": tied_share}
         return StepPlan.plain(asked_KB, use_KB=np.tile(use_B, (len(asked_KB), 1)), note=note)
 
-    def learn(self, tally: Tally) -> dict[str, float]:
+    def learn(self, tally: Tally) -> dict[str, float | None]:
         """Nothing to learn: each step ranks by its own rewards alone."""
         return {}
 

@@ -45,7 +45,7 @@ class Vip:
         }
         return StepPlan.plain([counts_B], note=note, predicted_B=predicted_B)
 
-    def learn(self, tally: Tally) -> dict[str, float]:
+    def learn(self, tally: Tally) -> dict[str, float | None]:
         """Judge the step's predictions against its counts, then update the predictor.
 
         Returns:

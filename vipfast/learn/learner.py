@@ -14,6 +14,7 @@ from vipfast.kernels.policy_head import policy_head
 from vipfast.kernels.policy_loss import add_sums
 from vipfast.learn.pack import Rectangle, pack, padding_share
 from vipfast.learn.policy import Policy
+from vipfast.learn.schedule import learning_rate
 from vipfast.learn.trainable import Trainable
 from vipfast.types import Rollouts
 
@@ -25,25 +26,6 @@ SYNC_TOKENS = 64
 
 SYNC_TOLERANCE = {"float32": 1e-4, "float64": 1e-4, "bfloat16": 0.05}
 """Largest mean abs(logp_train - sampler_logp), nats, by compute dtype."""
-
-
-def learning_rate(config: Config, step: int) -> float:
-    """Learning rate of a step (counted from 0), from the step alone, so a resumed run with more steps follows the new course.
-
-    Linear warm-up that reaches the peak at the last warm-up step, then constant, or linear or cosine down to 0 at config.steps.
-    """
-    peak = config.learning_rate
-    if step < config.warmup_steps:
-        return peak * (step + 1) / config.warmup_steps
-    done = min((step - config.warmup_steps) / max(config.steps - config.warmup_steps, 1), 1.0)
-    return peak * _SCHEDULES[config.lr_schedule](done)
-
-
-_SCHEDULES = {
-    "constant": lambda done: 1.0,
-    "linear": lambda done: 1.0 - done,
-    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
-}
 
 
 class Learner:

@@ -55,7 +55,7 @@ class GP:
         window: int = 512,
         drift: float = 0.02,
         shift_var: float = 0.02,
-        share: float = 0.95,
+        share: float = 0.9,
     ):
         self.embed, self.window, self.drift, self.shift_var, self.share = embed, window, drift, shift_var, share
         self._pool_texts = pool_texts

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vipfast.config import Config
+from vipfast.config import CUSTOM, Config
 from vipfast.errors import DataError
 from vipfast.rewards.grader import Reward
 from vipfast.types import Prompt
@@ -51,7 +51,9 @@ def load_task(config: Config, tokenizer, prompts: Sequence | None = None, reward
     if prompts is not None:
         if reward is None:
             raise DataError("prompts were given without a reward; pass reward=callable(completions, answers, metadata)")
-        name, train = "custom", [_own_record(row) for row in prompts]
+        name, train = CUSTOM, [_own_record(row) for row in prompts]
+    elif config.task == CUSTOM:
+        raise DataError(f"--task {CUSTOM}: its prompts come from Python; continue it with Trainer(config, prompts=…, reward=…)")
     elif config.task == "arithmetic":
         from vipfast.tasks import arithmetic
 

@@ -1,5 +1,8 @@
 """What a step's rollouts say, under the names of the README's metric table. Undefined values are None, never NaN."""
 
+import resource
+import sys
+
 import numpy as np
 
 from vipfast.types import Finish, Rollouts, Tally
@@ -32,6 +35,16 @@ def rollout_metrics(rollouts: Rollouts, tally: Tally) -> dict[str, float | int |
         "rollout/tokens_max": int(lengths_R[ended].max()) if ended.any() else None,
         "rollout/truncated_frac": float((rollouts.finish == Finish.LENGTH).mean()) if rollouts.num_rollouts else None,
     }
+
+
+def peak_bytes(device: str) -> int:
+    """Peak memory so far: of this process, or of the GPU that trains."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak  # Linux counts kilobytes
 
 
 def _share(what_B: np.ndarray, among_B: np.ndarray) -> float | None:
