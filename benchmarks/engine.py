@@ -10,20 +10,16 @@ stop ids, so lengths are near geometric with mean 8, as on short problems.
 import argparse
 import json
 import statistics
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
+from common import append_results
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from vipfast import streams  # noqa: E402  (needs the path above when run from a checkout)
-from vipfast.engine.base import Request, Sampling  # noqa: E402
-from vipfast.engine.transformers import TransformersEngine  # noqa: E402
-from vipfast.starter.model import make_model  # noqa: E402
+from vipfast import streams
+from vipfast.engine.base import Request, Sampling
+from vipfast.engine.transformers import TransformersEngine
+from vipfast.starter.model import make_model
 
 EOS, PAD = 256, 257
 
@@ -96,6 +92,7 @@ def main() -> None:
         "threads": args.threads,
         "device": args.device,
     }
+    append_results("engine.py", row, smoke=args.smoke)
     print(json.dumps(row))
 
 

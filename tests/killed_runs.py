@@ -31,8 +31,11 @@ def config(folder: Path, allocator: str) -> Config:
     return Config(
         allocator=allocator,
         steps=6,
-        prompts_per_step=16,
-        heldout_prompts=24,
+        prompts_per_step=12,
+        rollouts_per_prompt=6,
+        vigor_num_rounds=3,
+        heldout_prompts=12,
+        eval_samples=4,
         eval_every=3,
         checkpoint_every=2,
         output_dir=str(folder),

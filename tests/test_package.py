@@ -17,8 +17,10 @@ Qwen2ForCausalLM(Qwen2Config(vocab_size=37, hidden_size=16, intermediate_size=16
                              num_attention_heads=2, num_key_value_heads=2))
 for name, module in sys.modules.items():
     if name == "kernels" or name.startswith("kernels."):
-        places = [getattr(module, "__file__", None) or "", *map(str, getattr(module, "__path__", []))]
-        assert not any(place.startswith(sys.argv[1] + "/kernels") for place in places), (name, places)
+        # without an __init__.py the folder is at most an empty namespace, which any real package on the path outranks
+        file = getattr(module, "__file__", None)
+        assert file is None or not file.startswith(sys.argv[1]), (name, file)
+        assert name == "kernels" or not name.removeprefix("kernels.").startswith(("policy_", "token_")), name
 """
 
 

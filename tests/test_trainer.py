@@ -97,20 +97,18 @@ def test_a_reward_that_breaks_loses_nothing_and_the_mended_run_goes_on(tmp_path)
     def right(completions, answers, metadata):
         return [float(c.strip() == a) for c, a in zip(completions, answers)]
 
-    calls = 0
+    seen = 0
 
     def breaks_later(completions, answers, metadata):
-        nonlocal calls
-        calls += 1
-        if calls > 60:
-            return [1.0]
-        return right(completions, answers, metadata)
+        nonlocal seen
+        seen += len(completions)
+        # the start's check and evaluation take 96, a step 48: this breaks within step 2
+        return right(completions, answers, metadata) if seen <= 160 else [1.0] * (len(completions) + 1)
 
     Trainer(small(tmp_path / "whole"), prompts=prompts, reward=right).run()
-    with pytest.raises(RewardError, match="values for|value for"):
+    with pytest.raises(RewardError, match="values for"):
         Trainer(small(tmp_path / "broken"), prompts=prompts, reward=breaks_later).run()
-    done = lines(tmp_path / "broken")[-1]["step"]
-    assert done < 3
+    assert lines(tmp_path / "broken")[-1]["step"] == 1
     assert Trainer(small(tmp_path / "broken"), prompts=prompts, reward=right, resume=True).run() == 0
     assert still(tmp_path / "broken") == still(tmp_path / "whole")
 
@@ -194,7 +192,7 @@ def test_memory_handles_and_children_stay_flat(tmp_path):
         {"estimator": "grpo", "weighting": "rollout", "length_term": "sequence"},
         {"estimator": "dr_grpo", "weighting": "token", "allocator": "vip"},
         {"beta": 0.05},
-        {"truncated": "mask", "max_new_tokens": 3},
+        {"truncated": "mask", "max_new_tokens": 5},
         {"update_on": "final", "score": "posterior"},
         {"predictor": "vip", "allocator": "vip", "objective": "dr_grpo"},
         {"temperature": 0.7, "top_p": 0.9},

@@ -16,6 +16,7 @@ WORKED = {
     "rotate 4 0 7 =": "074",
     "sort 8 3 7 1 =": "1378",
     "last 3 1 4 5 =": "5",
+    "ends 3 1 4 5 =": "35",
     "count 3 in 3 1 3 5 =": "2",
     "larger 34 or 71 =": "71",
     "largest 34 71 22 =": "71",
@@ -54,6 +55,8 @@ def independent_answer(text):
         return "".join(insertion_sorted(items))
     if word == "last":
         return items[-1]
+    if word == "ends":
+        return items[0] + items[-1]
     if word == "count":
         return str(Counter(items[1:])[items[0]])
     if word in ("larger", "largest"):

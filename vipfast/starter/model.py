@@ -51,4 +51,6 @@ def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
     """Write a ``from_pretrained`` folder in float32, with a generation config that names the stop ids and nothing else."""
     model.generation_config = GenerationConfig(eos_token_id=EOS_ID, pad_token_id=PAD_ID)
     model.save_pretrained(folder)
+    # Written through a private temporary file; a wheel would keep its mode.
+    (folder / "model.safetensors").chmod(0o644)
     tokenizer.save_pretrained(folder)

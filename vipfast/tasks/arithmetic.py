@@ -91,6 +91,7 @@ FAMILIES: dict[str, Family] = {
     "rotate": Family(_digits, _plain, lambda x: _joined(x[1:] + x[:1])),
     "sort": Family(_digits, _plain, lambda x: _joined(sorted(x))),
     "last": Family(_digits, _plain, lambda x: str(x[-1])),
+    "ends": Family(_digits, _plain, lambda x: _joined((x[0], x[-1]))),
     "count": Family(_needle_and_list, _linked("in"), lambda x: str(x[1:].count(x[0]))),
     "larger": Family(lambda rng, size: (_number(rng, size), _number(rng, size)), _linked("or"), lambda x: str(max(x))),
     "largest": Family(_two_digit_list, _plain, lambda x: str(max(x))),
