@@ -12,7 +12,7 @@ from vipfast.tasks.arithmetic import ASSETS
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="names every random number of the build")
-    parser.add_argument("--steps", type=int, default=700, help="steps of supervised fine-tuning")
+    parser.add_argument("--steps", type=int, default=1000, help="steps of supervised fine-tuning")
     parser.add_argument("--threads", type=int, default=2, help="torch threads; no more than there are idle cores")
     parser.add_argument("--assets", type=Path, default=ASSETS, help="folder that holds starter/ and arithmetic/")
     parser.add_argument("--measure-only", action="store_true", help="sample the pool afresh, print the report, write nothing")

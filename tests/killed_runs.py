@@ -30,13 +30,13 @@ PLACES = {
 def config(folder: Path, allocator: str) -> Config:
     return Config(
         allocator=allocator,
-        steps=6,
+        steps=5,
         prompts_per_step=12,
         rollouts_per_prompt=6,
         vigor_num_rounds=3,
         heldout_prompts=12,
         eval_samples=4,
-        eval_every=3,
+        eval_every=2,
         checkpoint_every=2,
         output_dir=str(folder),
         threads=1,
@@ -79,6 +79,11 @@ def forked(task) -> int:
 def main() -> None:
     torch.set_num_threads(1)
     folder, allocator, moments = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    # imported once here instead of in every child; nothing of torch runs before the forks
+    from pyarrow import parquet  # noqa: F401
+    from transformers.models.auto import modeling_auto, tokenization_auto  # noqa: F401
+    from transformers.models.qwen2 import modeling_qwen2  # noqa: F401
+
     assert forked(lambda: Trainer(config(folder / "straight", allocator)).run()) == 0
     for moment in moments:
 

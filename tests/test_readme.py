@@ -25,7 +25,9 @@ def test_every_path_of_the_tree_exists_and_every_room_is_in_it():
             named.add(str(Path(folder.name) / head))
         for file in re.findall(r"\b\w+\.py\b", line):
             assert list(ROOT.glob(f"**/{file}")), file
-    rooms = {path.name + "/" for path in ROOT.iterdir() if path.is_dir() and (list(path.glob("*.py")) or path.name == "recipes")}
+    rooms = {
+        path.name + "/" for path in ROOT.iterdir() if path.is_dir() and (list(path.glob("*.py")) or path.name == "recipes")
+    }
     assert rooms <= named | {"build/"}, rooms - named
     for path in (ROOT / "vipfast").iterdir():
         if path.suffix == ".py" and path.name not in ("__init__.py",):
@@ -35,7 +37,13 @@ def test_every_path_of_the_tree_exists_and_every_room_is_in_it():
 
 
 def test_options_named_exist():
-    known = {flag(field.name) for field in dataclasses.fields(Config)} | {"--config", "--resume", "--dry-run", "--help", "--smoke"}
+    known = {flag(field.name) for field in dataclasses.fields(Config)} | {
+        "--config",
+        "--resume",
+        "--dry-run",
+        "--help",
+        "--smoke",
+    }
     for name in re.findall(r"`(--[a-z][a-z0-9-]*)", TEXT):
         assert name in known, name
 

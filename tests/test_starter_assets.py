@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vipfast.starter import pool, recipe, sft
 from vipfast.starter.build import load
-from vipfast.starter.model import make_model, make_tokenizer
+from vipfast.starter.model import make_model, make_tokenizer, sensitise
 from vipfast.tasks.arithmetic import ASSETS, Problem, load_pool
 
 FOLDER = ASSETS / "starter"
@@ -153,6 +153,15 @@ def test_one_step_of_training_lowers_the_loss_on_its_batch():
     assert sft.loss_of(model, batch, digits) < before
 
 
+def test_sensitise_changes_no_output():
+    model, ids = make_model(seed=0), torch.arange(40)[None]
+    with torch.no_grad():
+        before = model(ids).logits
+        sensitise(model)
+        assert torch.allclose(model(ids).logits, before, atol=1e-5)
+    assert model.model.layers[0].input_layernorm.weight.eq(3).all()
+
+
 def test_compose_keeps_its_shares():
     rng = np.random.default_rng(0)
     problems = [Problem(f"copy {i} =", str(i), "copy", 1) for i in range(3000)]
@@ -160,6 +169,6 @@ def test_compose_keeps_its_shares():
     chosen = pool.compose(problems, rates, 1000, seed=0)
     picked = rates[[int(problem.answer) for problem in chosen]]
     assert len({problem.text for problem in chosen}) == 1000
-    assert ((picked == 0).sum(), (picked == 1).sum()) == (450, 130)
-    with pytest.raises(ValueError, match="450 problems are to be never-solved, but only 0"):
+    assert ((picked == 0).sum(), (picked == 1).sum()) == (460, 130)
+    with pytest.raises(ValueError, match="460 problems are to be never-solved, but only 0"):
         pool.compose(problems[1000:], rates[1000:], 1000, seed=0)

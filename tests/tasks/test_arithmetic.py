@@ -15,6 +15,7 @@ WORKED = {
     "reverse 4 0 7 =": "704",
     "rotate 4 0 7 =": "074",
     "sort 8 3 7 1 =": "1378",
+    "first 3 1 4 5 =": "3",
     "last 3 1 4 5 =": "5",
     "ends 3 1 4 5 =": "35",
     "count 3 in 3 1 3 5 =": "2",
@@ -53,6 +54,8 @@ def independent_answer(text):
         return ("".join(items) * 2)[1 : len(items) + 1]
     if word == "sort":
         return "".join(insertion_sorted(items))
+    if word == "first":
+        return items[0]
     if word == "last":
         return items[-1]
     if word == "ends":

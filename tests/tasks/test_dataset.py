@@ -15,8 +15,8 @@ class Bytes:
 
     chat_template = None
 
-    def __call__(self, text, add_special_tokens=True):
-        return type("Ids", (), {"input_ids": list(text.encode())})()
+    def __call__(self, texts, add_special_tokens=True):
+        return type("Ids", (), {"input_ids": [list(text.encode()) for text in texts]})()
 
 
 def write(path, rows):

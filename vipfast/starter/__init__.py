@@ -1,1 +1,4 @@
-"""Rebuilds what the embedded task ships: the starter model, its tokenizer and the pool it was measured on. ``scripts/make_starter.py`` runs it."""
+"""Rebuilds what the embedded task ships: the starter model, its tokenizer and the pool it was measured on.
+
+``scripts/make_starter.py`` runs it.
+"""

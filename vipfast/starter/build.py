@@ -26,6 +26,7 @@ def build(assets: Path, seed: int, steps: int) -> None:
     tokenizer = body.make_tokenizer()
     model = body.make_model(seed)
     sft.train(model, tokenizer, steps, seed)
+    body.sensitise(model)
     body.save(model, tokenizer, assets / "starter")
     for split, size in SPLITS.items():
         found = pool.candidates(split, int(size * CANDIDATES_PER_PROBLEM), seed)
@@ -58,14 +59,14 @@ def load(assets: Path) -> tuple[PreTrainedTokenizerFast, Qwen2ForCausalLM]:
 
 
 def report(split: str, problems: list[Problem], assets: Path) -> None:
-    """Print what a split is like: shares, groups without variance, predictability from the text, and a line per family and size."""
+    """Print a split's shares, its groups without variance, its predictability from the text, and a line per family and size."""
     rates = np.array([problem.pass_rate for problem in problems])
     never, always = rates < pool.NEVER_BELOW, rates > pool.ALWAYS_ABOVE
     print(f"\n{split}: {len(problems)} problems, mean pass rate {rates.mean():.3f}")
-    print(
-        f"  p < {pool.NEVER_BELOW}: {never.mean():.3f}   p > {pool.ALWAYS_ABOVE}: {always.mean():.3f}   between: {1 - never.mean() - always.mean():.3f}"
-    )
-    print("  between, by tenths of p:", *np.histogram(rates[~never & ~always], 10, (0, 1))[0])
+    between = rates[~never & ~always]
+    print(f"  p < {pool.NEVER_BELOW}: {never.mean():.3f}   p > {pool.ALWAYS_ABOVE}: {always.mean():.3f}")
+    print(f"  between: {len(between) / len(rates):.3f}   mean {between.mean():.3f}")
+    print("  between, by tenths of p:", *np.histogram(between, 10, (0, 1))[0])
     print(f"  uniform groups of 8 without variance: {(rates**8 + (1 - rates) ** 8).mean():.3f}")
     print(f"  Pearson r of p with ridge on text embeddings, held out: {predictability(problems, rates, assets):.3f}")
     for name in ("text", "answer"):

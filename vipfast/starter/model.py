@@ -47,6 +47,23 @@ def make_model(seed: int) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(config)
 
 
+def sensitise(model: Qwen2ForCausalLM, factor: float = 3.0) -> None:
+    """Multiply each layer's norm gains by ``factor`` and divide the matrices they feed by it: the same function, moved further
+    by a training step. AdamW moves every weight by about the learning rate, and rates chosen for large models hardly move
+    this one: without it, reinforcement learning at 1e-4 takes some 60 steps to come as far as in 30 with it.
+    """
+    with torch.no_grad():
+        for layer in model.model.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            for norm, readers in (
+                (layer.input_layernorm, (attention.q_proj, attention.k_proj, attention.v_proj)),
+                (layer.post_attention_layernorm, (mlp.gate_proj, mlp.up_proj)),
+            ):
+                norm.weight.mul_(factor)
+                for reader in readers:
+                    reader.weight.div_(factor)
+
+
 def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write a ``from_pretrained`` folder in float32, with a generation config that names the stop ids and nothing else."""
     model.generation_config = GenerationConfig(eos_token_id=EOS_ID, pad_token_id=PAD_ID)

@@ -1,6 +1,6 @@
 """Supervised fine-tuning of the starter: half the steps on right answers alone, half on answers blurred at each cell's rate.
 
-The blur is a soft target, q on the right digit and 1 - q spread over all ten, so a rate costs no label noise: 600 steps
+The blur is a soft target, q on the right digit and 1 - q spread over all ten, so a rate costs no label noise: 1 000 steps
 of 128 short texts suffice where sampled wrong answers took several times as many and leaked between cells.
 """
 
@@ -58,7 +58,7 @@ def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
 
 
 def pack(lessons: list[Lesson], tokenizer: PreTrainedTokenizerFast) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Right-padded ids [n, t], targets [n, t - 1] (IGNORE outside answers) and the weight of the target against a uniform digit [n, t - 1]."""
+    """Right-padded ids [n, t], targets [n, t - 1] (IGNORE outside answers), weights against a uniform digit [n, t - 1]."""
     prompts, seen, answers = (
         tokenizer([getattr(x, name) for x in lessons])["input_ids"] for name in ("text", "seen", "answer")
     )

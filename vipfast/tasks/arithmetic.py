@@ -1,8 +1,9 @@
-"""The embedded default task: short puzzles over digits and small numbers, worded so that a text embedding can tell family and size.
+"""The embedded default task: short puzzles over digits, worded so that a text embedding can tell family and size.
 
-A problem is a family word and its operands, e.g. ``"sort 8 3 7 1 ="`` -> ``"1378"``. ``solve`` computes the right answer from the
-text alone. ``load_pool`` reads the shipped problems, each with the starter model's pass rate (64 samples); ``scripts/make_starter.py``
-makes both files. Some families (products, remainders, powers) the starter cannot solve at all, as in any real pool.
+A problem is a family word and its operands, e.g. ``"sort 8 3 7 1 ="`` -> ``"1378"``. ``solve`` computes the right answer from
+the text alone. ``load_pool`` reads the shipped problems, each with the starter model's pass rate over 64 samples;
+``scripts/make_starter.py`` makes them. Some families (products, quotients, remainders, squares) the starter cannot solve at
+all, as in any real pool.
 """
 
 import json
@@ -90,6 +91,7 @@ FAMILIES: dict[str, Family] = {
     "reverse": Family(_digits, _plain, lambda x: _joined(x[::-1])),
     "rotate": Family(_digits, _plain, lambda x: _joined(x[1:] + x[:1])),
     "sort": Family(_digits, _plain, lambda x: _joined(sorted(x))),
+    "first": Family(_digits, _plain, lambda x: str(x[0])),
     "last": Family(_digits, _plain, lambda x: str(x[-1])),
     "ends": Family(_digits, _plain, lambda x: _joined((x[0], x[-1]))),
     "count": Family(_needle_and_list, _linked("in"), lambda x: str(x[1:].count(x[0]))),
@@ -120,7 +122,7 @@ def make_problem(family: str, operands: Operands, size: int) -> Problem:
 
 
 def generate(cells: Sequence[tuple[str, int]], count: int, seed: int) -> list[Problem]:
-    """``count`` problems, each from a uniformly drawn (family, size) cell; the same list for the same arguments. Texts may repeat."""
+    """``count`` problems of uniformly drawn (family, size) cells; the same list for the same arguments. Texts may repeat."""
     rng = random.Random(seed)
     picks = (rng.choice(cells) for _ in range(count))
     return [make_problem(family, FAMILIES[family].draw(rng, size), size) for family, size in picks]
@@ -149,5 +151,13 @@ def load_pool(split: str, assets: Path = ASSETS) -> list[Problem]:
 
 
 def reward(completions: list[str], answers: list[str], metadata: list[dict]) -> list[float]:
-    """1.0 where the completion, stripped of surrounding whitespace, is the answer; else 0.0. All three lists are [R]; metadata is not read."""
+    """1.0 where the completion, stripped of surrounding whitespace, is the answer, else 0.0.
+
+    Args:
+        completions, answers: [R] each.
+        metadata: not read.
+
+    Raises:
+        ValueError: completions and answers differ in length.
+    """
     return [float(completion.strip() == answer) for completion, answer in zip(completions, answers, strict=True)]

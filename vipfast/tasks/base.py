@@ -106,26 +106,29 @@ def tokenize(task: str, records: Iterable[Record], tokenizer, max_prompt_tokens:
     Duplicates (same text, same answer) are one prompt with one budget. The same text with different answers stays as separate
     prompts and is reported. Prompts longer than ``max_prompt_tokens`` are dropped and counted.
     """
+    records = list(records)
+    shown = [_text(record.prompt, tokenizer) for record in records]
+    # A chat template writes its own special tokens; a second bos would be one too many.
+    special = not getattr(tokenizer, "chat_template", None)
+    ids = tokenizer(shown, add_special_tokens=special).input_ids if shown else []
     prompts: dict[str, Prompt] = {}
-    texts: dict[str, int] = {}
-    num_rows = num_long = 0
-    for record in records:
-        num_rows += 1
-        text = _text(record.prompt, tokenizer)
+    answers_per_text: dict[str, int] = {}
+    num_long = 0
+    for record, text, tokens in zip(records, shown, ids):
         uid = prompt_uid(task, text, record.answer)
         if uid in prompts:
             continue
-        ids = np.asarray(tokenizer(text, add_special_tokens=not getattr(tokenizer, "chat_template", None)).input_ids, np.int64)
-        if not len(ids) or (max_prompt_tokens is not None and len(ids) > max_prompt_tokens):
+        if not tokens or (max_prompt_tokens is not None and len(tokens) > max_prompt_tokens):
             num_long += 1
             continue
-        prompts[uid] = Prompt(uid, text, ids, record.answer, record.metadata)
-        texts[text] = texts.get(text, 0) + 1
+        prompts[uid] = Prompt(uid, text, np.asarray(tokens, np.int64), record.answer, record.metadata)
+        answers_per_text[text] = answers_per_text.get(text, 0) + 1
+    num_rows = len(records)
     if num_long:
         notes.append(f"{num_long} of {num_rows} prompts dropped: empty, or longer than --max-prompt-tokens {max_prompt_tokens}")
     if num_merged := num_rows - num_long - len(prompts):
         notes.append(f"{num_merged} of {num_rows} prompts are duplicates and were merged")
-    if conflicts := [text for text, count in texts.items() if count > 1]:
+    if conflicts := [text for text, count in answers_per_text.items() if count > 1]:
         notes.append(f"{len(conflicts)} texts come with different answers, e.g. {conflicts[0]!r}")
     return list(prompts.values())
 
