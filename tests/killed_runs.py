@@ -76,6 +76,13 @@ def forked(task) -> int:
     return os.waitpid(child, 0)[1]
 
 
+def straight(folder: Path, allocator: str) -> int:
+    """The uninterrupted run; the embedded pool's embeddings are shipped, so no allocator may load their model."""
+    code = Trainer(config(folder / "straight", allocator)).run()
+    assert "sentence_transformers" not in sys.modules
+    return code
+
+
 def main() -> None:
     torch.set_num_threads(1)
     folder, allocator, moments = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
@@ -84,7 +91,7 @@ def main() -> None:
     from transformers.models.auto import modeling_auto, tokenization_auto  # noqa: F401
     from transformers.models.qwen2 import modeling_qwen2  # noqa: F401
 
-    assert forked(lambda: Trainer(config(folder / "straight", allocator)).run()) == 0
+    assert forked(lambda: straight(folder, allocator)) == 0
     for moment in moments:
 
         def killed(moment=moment) -> int:

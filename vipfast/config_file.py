@@ -93,9 +93,7 @@ def continued(saved: Config, asked: Config) -> tuple[Config, list[str]]:
         raise UsageError(f"--resume cannot change what the run learns from: {told}. It may change {may}; or start a new run")
     notes = [f"{name} = {new[name]} (was {old[name]})" for name in changed if name != "output_dir"]
     if "threads" in changed:
-        notes.append(
-            "warning: another --threads adds floats in another order, so this run will not equal an uninterrupted one bit for bit"
-        )
+        notes.append("warning: another --threads adds floats in another order, so bits will differ from an uninterrupted run's")
     return Config(**new), notes
 
 

@@ -1,14 +1,18 @@
 """Loads the policy and its tokenizer: the embedded starter, a from_pretrained folder or a hub model, with LoRA if asked."""
 
 import dataclasses
+import json
 from importlib import resources
+from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from vipfast.config import Config
 from vipfast.errors import UsageError
+
+GENERIC_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 def model_path(name: str) -> str:
@@ -16,10 +20,22 @@ def model_path(name: str) -> str:
     return str(resources.files("vipfast") / "assets" / "starter") if name == "starter" else name
 
 
+def read_tokenizer(path: str):
+    """The tokenizer saved at ``path`` (folder or hub id), as its own files describe it.
+
+    A folder whose tokenizer_config.json names no class of its own is read from tokenizer.json alone: AutoTokenizer would choose
+    a class by the model's type, and Qwen2's, say, adds a normaliser that the file does not have.
+    """
+    settings = Path(path) / "tokenizer_config.json"
+    if settings.is_file() and json.loads(settings.read_text()).get("tokenizer_class") in GENERIC_TOKENIZERS:
+        return PreTrainedTokenizerFast.from_pretrained(path)
+    return AutoTokenizer.from_pretrained(path)
+
+
 def load_tokenizer(config: Config):
     """Raises UsageError when ``--model`` has no tokenizer, or one without an end-of-text token."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model_path(config.model))
+        tokenizer = read_tokenizer(model_path(config.model))
     except (OSError, ValueError) as error:
         raise UsageError(
             f"--model {config.model}: no tokenizer could be loaded ({_first_line(error)}); give a folder saved with "

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import torch
+from threadpoolctl import threadpool_limits
 
 from vipfast import checkpoint, run_folder, streams
 from vipfast.allocate import make_allocator
@@ -62,6 +63,7 @@ class Trainer:
         config, chosen = resolve(config)
         self.config, self.notes = config, self.notes + chosen
         torch.set_num_threads(config.threads)
+        threadpool_limits(config.threads, user_api="blas")  # the predictor's NumPy; another count would also move its last bits
         self.run_dir = Path(config.output_dir)
         if not resume:
             run_folder.check_fresh(self.run_dir)

@@ -63,6 +63,7 @@ class GP:
         self._step = 0  # of the newest observation
         self._uids: list[str] = []  # window, oldest first
         self._X = np.zeros((0, 0), np.float32)
+        self._rbf = np.zeros((0, 0))  # float64 [W, W], of the window; a step computes its new rows only
         self._successes, self._trials, self._shift, self._seen = (np.zeros(0) for _ in range(4))
         self._fit: _Fit | None = None
         self._logits: dict[str, tuple[float, float]] = {}  # of the last prediction, until the next update
@@ -116,11 +117,26 @@ class GP:
         n[again] += kept * self._trials[old]
         rest = np.setdiff1d(np.arange(len(self._uids)), old)[max(0, len(self._uids) - len(old) + len(row) - self.window) :]
         X = np.asarray(self.embed(batch.texts), np.float32)
+        self._rbf = self._grown(rest, X)[-self.window :, -self.window :]
         self._uids = ([self._uids[i] for i in rest] + batch.uids)[-self.window :]
         self._X = (np.concatenate([self._X[rest], X]) if len(rest) else X)[-self.window :]
         for name, new in (("_successes", k), ("_trials", n), ("_shift", shift), ("_seen", np.full(len(row), float(step)))):
             setattr(self, name, np.concatenate([getattr(self, name)[rest], new])[-self.window :])
         self._fit, self._logits = None, {}
+
+    def _grown(self, rest: np.ndarray, X: np.ndarray) -> np.ndarray:
+        """The window's RBF matrix with only rows ``rest`` kept and rows ``X`` [B, D] added."""
+        new, old = X.astype(np.float64), self._X[rest].astype(np.float64)
+        grown = np.empty((len(rest) + len(new),) * 2)
+        if len(rest) and rest[-1] - rest[0] + 1 == len(rest):  # nobody seen again: a block, copied at once
+            grown[: len(rest), : len(rest)] = self._rbf[rest[0] : rest[-1] + 1, rest[0] : rest[-1] + 1]
+        else:
+            grown[: len(rest), : len(rest)] = self._rbf[np.ix_(rest, rest)]
+        grown[len(rest) :, len(rest) :] = rbf(new, new, self._scale)
+        if len(rest):
+            grown[len(rest) :, : len(rest)] = rbf(new, old, self._scale)
+            grown[: len(rest), len(rest) :] = grown[len(rest) :, : len(rest)].T
+        return grown
 
     def _fitted(self) -> _Fit:
         if self._fit is None:
@@ -131,8 +147,7 @@ class GP:
             mean = float(np.log(rate) - np.log1p(-rate))
             amplitude = float(np.clip(np.mean((y - mean) ** 2 - v), *self.AMPLITUDE_RANGE))
             X = self._X.astype(np.float64)
-            K = rbf(X, X, self._scale)
-            K *= amplitude * self.share
+            K = self._rbf * (amplitude * self.share)
             K[np.diag_indices_from(K)] += amplitude * (1 - self.share) + v
             factor = Factor(K)
             self._fit = _Fit(mean, amplitude, X, factor, factor.whiten((y - mean)[:, None])[:, 0])
@@ -143,10 +158,13 @@ class GP:
             self._scale = length_scale(self.embed, self._pool_texts or texts)
 
     def state_dict(self) -> dict:
-        """uids list [W], embeddings float32 [W, D], successes, trials, shift, seen float64 [W], step int, scale float."""
+        """uids list [W], embeddings float32 [W, D], rbf float64 [W, W], successes, trials, shift, seen float64 [W], step int,
+        scale float. The matrix is kept because computing it anew, in other blocks, would move its last bits.
+        """
         return {
             "uids": list(self._uids),
             "embeddings": self._X.copy(),
+            "rbf": self._rbf.copy(),
             "successes": self._successes.copy(),
             "trials": self._trials.copy(),
             "shift": self._shift.copy(),
@@ -157,7 +175,7 @@ class GP:
 
     def load_state_dict(self, state: dict) -> None:
         self._uids, self._step, self._scale = list(state["uids"]), int(state["step"]), float(state["scale"]) or None
-        self._X = np.array(state["embeddings"], np.float32)
+        self._X, self._rbf = np.array(state["embeddings"], np.float32), np.array(state["rbf"], np.float64)
         self._successes, self._trials, self._shift, self._seen = (
             np.array(state[name], np.float64) for name in ("successes", "trials", "shift", "seen")
         )

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
+from vipfast.policy import read_tokenizer
 from vipfast.predict.embed import Embedder, build_shipped
 from vipfast.starter import model as body
 from vipfast.starter import pool, sft
@@ -55,7 +56,7 @@ def remeasure(assets: Path, seed: int) -> None:
 def load(assets: Path) -> tuple[PreTrainedTokenizerFast, Qwen2ForCausalLM]:
     """The shipped starter, in float32 and evaluation mode."""
     folder = assets / "starter"
-    return AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return read_tokenizer(str(folder)), AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def report(split: str, problems: list[Problem], assets: Path) -> None:

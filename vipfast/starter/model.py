@@ -20,6 +20,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         tokenizer_object=core,
         eos_token=EOS,
         pad_token=PAD,
+        unk_token=EOS,  # there are no unknown bytes; left out, transformers' class for qwen2 adds an id past the vocabulary
         clean_up_tokenization_spaces=False,
         model_max_length=4096,
         padding_side="left",
