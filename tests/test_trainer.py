@@ -102,8 +102,8 @@ def test_a_reward_that_breaks_loses_nothing_and_the_mended_run_goes_on(tmp_path)
     def breaks_later(completions, answers, metadata):
         nonlocal seen
         seen += len(completions)
-        # the start's check and evaluation take 96, a step 48: this breaks within step 2
-        return right(completions, answers, metadata) if seen <= 160 else [1.0] * (len(completions) + 1)
+        # the start's evaluation takes 32, a step 48: this breaks within step 2
+        return right(completions, answers, metadata) if seen <= 100 else [1.0] * (len(completions) + 1)
 
     Trainer(small(tmp_path / "whole"), prompts=prompts, reward=right).run()
     with pytest.raises(RewardError, match="values for"):

@@ -85,7 +85,7 @@ class Trainer:
         self.stop = StopRequest()
         self.saved: int | None = None  # step of the last save
         checkpoint.check_disk(self.run_dir, checkpoint.run_bytes(self.model, config.keep))
-        self.checkpoint_s = 0.0  # of the last save, told by the next line
+        self.checkpoint_s = 0.0  # of a save since the last line
 
     def run(self) -> int:
         """Train until ``config.steps``; returns DONE or STOPPED. What it leaves behind is described in the README."""
@@ -166,7 +166,8 @@ class Trainer:
     def _check_sync(self) -> None:
         """Invariant 9 on fresh tokens, before any weight moves: what the engine samples is what the learner scores."""
         batch = PromptBatch(self.task.train[:32], self.step, self.config.seed)
-        rollouts, _, _ = collect(Uniform(), batch, 2 * len(batch), self.engine, self.grader, stream=streams.EVAL)
+        ungraded = Grader(lambda completions, answers, metadata: [None] * len(completions), self.tokenizer)
+        rollouts, _, _ = collect(Uniform(), batch, 2 * len(batch), self.engine, ungraded, stream=streams.EVAL)
         self.learner.check_sync(self.learner.sync_gap(rollouts))
         self.engine.reset()
 
@@ -194,6 +195,7 @@ class Trainer:
             "memory/peak_bytes": peak_bytes(self.config.device),
             "time/checkpoint_s": self.checkpoint_s,
         }
+        self.checkpoint_s = 0.0
         counts_B, sample = None, None
         if rollouts is not None:
             counts_B, num = rollouts.counts_B, self.config.sample_rollouts

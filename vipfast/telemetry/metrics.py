@@ -61,7 +61,7 @@ METRICS: dict[str, str] = {
     "time/update_s": "forward, backward and optimizer (seconds)",
     "time/sync_s": "handing the new weights to the engine (seconds)",
     "time/eval_s": "evaluation (seconds)",
-    "time/checkpoint_s": "saving the last checkpoint before this line (seconds)",
+    "time/checkpoint_s": "saving a checkpoint since the line before (seconds)",
     "time/step_s": "the whole step without evaluation and checkpoint (seconds)",
     "speed/tokens_per_s": "completion tokens generated per second of generation (tokens/s)",
     "memory/peak_bytes": "peak memory of the process, on a GPU of the device (bytes)",
