@@ -124,6 +124,19 @@ def test_window_keeps_the_last_distinct_prompts():
     assert len(uids) == len(set(uids)) == 100 and uids[-1] == "040" and set(uids) == set(UIDS[28:128])
 
 
+@pytest.mark.parametrize("order", [range(0, 90), [*range(60), *range(20, 50), *range(5, 40, 3), 99]], ids=["fresh", "seen-again"])
+def test_the_windows_matrix_grown_row_by_row_is_that_of_its_rows(order):
+    predictor, order = gp(window=50), list(order)
+    for step, first in enumerate(range(0, len(order), 15)):
+        uids = [UIDS[i] for i in order[first : first + 15]]
+        predictor.update(uids, uids, np.full(len(uids), 3), np.full(len(uids), 8), step)
+    state = predictor.state_dict()
+    rows = state["embeddings"].astype(np.float64)
+    assert np.array_equal(rows, embed(state["uids"]).astype(np.float64))
+    assert np.allclose(state["rbf"], rbf(rows, rows, state["scale"]), atol=1e-12)
+    assert (np.diag(state["rbf"]) == 1).all()
+
+
 def test_a_batch_larger_than_the_window():
     predictor = gp(window=10)
     feed(predictor, 2)
