@@ -124,7 +124,7 @@ def test_window_keeps_the_last_distinct_prompts():
     assert len(uids) == len(set(uids)) == 100 and uids[-1] == "040" and set(uids) == set(UIDS[28:128])
 
 
-@pytest.mark.parametrize("order", [range(0, 90), [*range(60), *range(20, 50), *range(5, 40, 3), 99]], ids=["fresh", "seen-again"])
+@pytest.mark.parametrize("order", [range(90), [*range(60), *range(20, 50), *range(5, 40, 3), 99]], ids=["fresh", "seen again"])
 def test_the_windows_matrix_grown_row_by_row_is_that_of_its_rows(order):
     predictor, order = gp(window=50), list(order)
     for step, first in enumerate(range(0, len(order), 15)):
