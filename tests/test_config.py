@@ -48,7 +48,7 @@ def test_permitted_changes_are_fields():
         ({"steps": 1.5}, "--steps 1.5: must be of type int"),
         ({"threads": "2"}, "--threads '2': must be of type int | None"),
         ({"steps": True}, "--steps True: must be of type int"),
-        ({"stop": "</s>"}, "--stop '</s>': must be of type tuple"),
+        ({"stop": "</s>"}, "--stop '</s>': must be a list of texts"),
         ({"steps": -1}, r"--steps -1: must lie in \[0, "),
         ({"top_p": 0.0}, r"--top-p 0.0: must lie in \(0, 1\]"),
         ({"top_p": float("nan")}, "--top-p nan: must be a finite number"),

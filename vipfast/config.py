@@ -221,6 +221,9 @@ def check_type(name: str, value, hint) -> None:
     if not _fits(value, hint):
         allowed = [str(choice) for arm in _arms(hint) for choice in typing.get_args(arm) if typing.get_origin(arm) is Literal]
         wanted = "one of " + ", ".join(allowed) if allowed else f"of type {hint if typing.get_args(hint) else hint.__name__}"
+        if typing.get_origin(hint) is tuple:
+            items = [str(choice) for choice in typing.get_args(typing.get_args(hint)[0])] or ["texts"]
+            wanted = f"a list of {', '.join(items)}; in YAML [{value}]"
         raise UsageError(f"{flag(name)} {value!r}: must be {wanted}")
 
 

@@ -121,6 +121,11 @@ def num_evaluations(config: Config) -> int:
     return 1 + -(-config.steps // every)
 
 
+def rows_of_evaluation(config: Config, pool: Pool) -> int:
+    """Rollouts an evaluation decodes at once: as many as a training step, in whole prompts."""
+    return min(pool.num_heldout, max(1, config.budget // config.eval_samples)) * config.eval_samples
+
+
 def _prompts(config: Config, pool: Pool) -> Table:
     drawn = config.steps * config.prompts_per_step
     epochs = f" ({drawn / pool.num_train:.2f} epochs)" if pool.num_train else ""
@@ -165,7 +170,7 @@ def _tokens(config: Config, pool: Pool) -> Table:
 
 def _memory(config: Config, pool: Pool, facts: ModelFacts, draws: list[Draw]) -> Table:
     # Rounds wait for one another, so only one round's rollouts are decoded at a time.
-    at_once = {"generate": max(draw.drawn for draw in draws), "evaluate": pool.num_heldout * config.eval_samples}
+    at_once = {"generate": max(draw.drawn for draw in draws), "evaluate": rows_of_evaluation(config, pool)}
     phases = memory.estimate(config, facts, pool.prompt_tokens, at_once)
     always = sum(phases["always"].values())
     rows = []

@@ -85,11 +85,11 @@ def check_task(task: str) -> None:
 def _schedule(config: Config) -> list[tuple[str, object, str]]:
     """What the allocator's own rules decide, once they have checked that it can spend the budget (BudgetError if not)."""
     if config.allocator == "vip":
-        from vipfast.allocate.solver import check_budget, least_rollouts
+        from vipfast.allocate.solver import LEAST_ROLLOUTS, check_budget, least_rollouts
 
         objective = config.objective or ("rloo" if config.estimator == "rloo" else "dr_grpo")
         low = least_rollouts(objective, config.min_rollouts)
-        check_budget(config.prompts_per_step, config.budget, low, config.max_rollouts)
+        check_budget(config.prompts_per_step, config.budget, low, config.max_rollouts, LEAST_ROLLOUTS[objective])
         return [
             ("objective", objective, f"--estimator {config.estimator}"),
             ("min_rollouts", low, f"the least that means anything with {objective}"),

@@ -18,7 +18,7 @@ from vipfast.config_file import continued, load_yaml, save_yaml
 from vipfast.engine.base import Sampling
 from vipfast.engine.sampling import stop_ids
 from vipfast.engine.transformers import TransformersEngine
-from vipfast.errors import NonFiniteError, RewardError, SyncError
+from vipfast.errors import RewardError, SyncError
 from vipfast.evaluate import evaluate
 from vipfast.learn.learner import Learner
 from vipfast.policy import load_policy, load_reference, load_tokenizer
@@ -102,11 +102,13 @@ class Trainer:
                 self._guarded_step()
             self._save()
             go_on = f"python scripts/train.py --resume --output-dir {self.run_dir}"
+            if config.task == CUSTOM:
+                go_on = f"Trainer(Config(output_dir={str(self.run_dir)!r}, …), prompts=…, reward=…, resume=True).run()"
             if self.step < config.steps:
                 self.telemetry.close({"stopped": f"{self.stop.name} after step {self.step}; all is saved", "continue": go_on})
                 return STOPPED
             checkpoint.export(self.model, self.tokenizer, self.run_dir / "final")
-            self.telemetry.close({"continue": f"{go_on} --steps {2 * config.steps}"})
+            self.telemetry.close({"continue": go_on + ("" if config.task == CUSTOM else f" --steps {2 * config.steps}")})
         return DONE
 
     def train_step(self, step: int) -> tuple[dict, Rollouts]:
@@ -134,12 +136,12 @@ class Trainer:
         return metrics, rollouts
 
     def _guarded_step(self) -> None:
-        """A step with its evaluation, log line and checkpoint; a failure leaves a checkpoint of the last whole step."""
+        """A step with its evaluation, log line and checkpoint; a failing reward leaves a checkpoint of the step before."""
         config, step = self.config, self.step + 1
         before = self.selector.state_dict(), self.grader.num_errors
         try:
             metrics, rollouts = self.train_step(step)
-        except (RewardError, SyncError, NonFiniteError):
+        except (RewardError, SyncError):  # no weight has moved yet
             self.selector.load_state_dict(before[0])
             self.grader.num_errors = before[1]
             self._save()

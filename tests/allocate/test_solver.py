@@ -130,6 +130,12 @@ def test_infeasible_budget_names_everything(budget, remedy):
         assert word in str(error.value)
 
 
+def test_a_bound_below_what_the_objective_needs_is_no_remedy():
+    with pytest.raises(BudgetError) as error:
+        solver.check_budget(8, 8, 2, 32, least_low=2)
+    assert "--min-rollouts 1" not in str(error.value) and "--prompts-per-step 4" in str(error.value)
+
+
 def test_bounds_the_wrong_way_round():
     with pytest.raises(BudgetError, match="--min-rollouts 9 .* --max-rollouts 4"):
         solver.check_budget(8, 64, 9, 4)

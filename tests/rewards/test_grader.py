@@ -6,7 +6,7 @@ import pytest
 from vipfast.engine.base import Finished
 from vipfast.errors import RewardError
 from vipfast.rewards.grader import Grader
-from vipfast.types import Finish, Prompt
+from vipfast.types import Finish, Prompt, Tally
 
 
 class Decoder:
@@ -80,3 +80,11 @@ def test_keyboard_interrupt_is_not_a_reward_failure():
 
     with pytest.raises(KeyboardInterrupt):
         grade(reward, finished("a"))
+
+
+def test_a_reward_that_equals_the_threshold_is_a_success():
+    # 0.7 in float32 is less than 0.7, so rewards stay float64 until they are stored
+    values, _ = grade(lambda c, a, m: [0.7, 0.3], finished("a", "b"))
+    tally = Tally.empty(["u"])
+    tally.add(0, values, 0.7, 0, 0)
+    assert tally.successes[0] == 1 and values.dtype == np.float64

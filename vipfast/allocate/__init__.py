@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Sequence
 
 from vipfast.allocate.base import Allocator
-from vipfast.allocate.solver import check_budget, least_rollouts
+from vipfast.allocate.solver import LEAST_ROLLOUTS, check_budget, least_rollouts
 from vipfast.allocate.uniform import Uniform
 from vipfast.allocate.vigor import Schedule, Vigor
 from vipfast.allocate.vip import Vip
@@ -43,6 +43,6 @@ def make_allocator(config: Config, pool_texts: Sequence[tuple[str, str]] = ()) -
     if config.allocator == "vip":
         objective = config.objective or ("rloo" if config.estimator == "rloo" else "dr_grpo")
         low = least_rollouts(objective, config.min_rollouts)
-        check_budget(num_prompts, budget, low, config.max_rollouts)
+        check_budget(num_prompts, budget, low, config.max_rollouts, LEAST_ROLLOUTS[objective])
         return Vip(make_predictor(config.predictor, [text for _, text in pool_texts]), objective, low, config.max_rollouts)
     raise UsageError(f"--allocator {config.allocator}: must be one of uniform, vip, vigor")

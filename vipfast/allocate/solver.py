@@ -72,8 +72,8 @@ def rounded(values: np.ndarray) -> np.ndarray:
     return (((bits + np.uint64(1 << 11)) >> drop) << drop).view(np.float64)
 
 
-def check_budget(num_prompts: int, budget: int, low: int, high: int) -> None:
-    """Raise BudgetError unless B L <= C <= B U, naming all four and what would work."""
+def check_budget(num_prompts: int, budget: int, low: int, high: int, least_low: int = 1) -> None:
+    """Raise BudgetError unless B L <= C <= B U, naming all four and what would work; L below ``least_low`` would not."""
     if low > high:
         raise BudgetError(
             f"--min-rollouts {low} (L) is above --max-rollouts {high} (U), so no budget C fits B = {num_prompts} prompts; "
@@ -82,11 +82,13 @@ def check_budget(num_prompts: int, budget: int, low: int, high: int) -> None:
     least, most = num_prompts * low, num_prompts * high
     if not least <= budget <= most:
         mean = budget / max(num_prompts, 1)
-        remedy = f"--min-rollouts {int(mean)}" if budget < least else f"--max-rollouts {-int(-mean // 1)}"
+        remedy = f", or --max-rollouts {-int(-mean // 1)}"
+        if budget < least:
+            remedy = f", or --min-rollouts {int(mean)}" if mean >= least_low else ""
         raise BudgetError(
             f"a budget of C = {budget} rollouts for B = {num_prompts} prompts cannot be met with --min-rollouts L = {low} and "
             f"--max-rollouts U = {high}: C must lie in [B L, B U] = [{least}, {most}]. Use --rollouts-per-prompt between "
-            f"{low} and {high} (now {mean:g}), or {remedy}"
+            f"{low} and {high} (now {mean:g}){remedy}"
             + (f", or --prompts-per-step {budget // low} or fewer at the same budget" if budget < least else "")
         )
 

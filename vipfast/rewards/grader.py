@@ -37,13 +37,13 @@ class Grader:
             finished: rollouts, in any order.
 
         Returns:
-            float32, one per rollout; NaN = unscored (engine error, reward None or NaN, or the reward raised).
+            float64, one per rollout; NaN = unscored (engine error, reward None or NaN, or the reward raised).
 
         Raises:
             RewardError: a wrong number of values, a value that is no number, an infinite value, or ``max_errors`` exceptions
                 in a row.
         """
-        rewards = np.full(len(finished), np.nan, np.float32)
+        rewards = np.full(len(finished), np.nan)
         graded = [i for i, row in enumerate(finished) if row.finish != Finish.ERROR]
         texts = self.decode([finished[i] for i in graded])
         rewards[graded] = self._call(texts, [prompts[i] for i in graded])
