@@ -21,7 +21,11 @@ class Bytes:
 
 def write(path, rows):
     path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
-    return Config(task=str(path))
+    return small(path)
+
+
+def small(path, **changes):
+    return Config(task=str(path), prompts_per_step=1, **changes)
 
 
 LAYOUTS = {
@@ -50,7 +54,7 @@ def test_parquet_and_csv_read_alike(tmp_path):
 
     pq.write_table(pa.table({"question": ["a", "b"], "answer": ["1", "2"]}), tmp_path / "d.parquet")
     (tmp_path / "d.csv").write_text("question,answer\na,1\nb,2\n")
-    records = [load_records(Config(task=str(tmp_path / name))) for name in ("d.parquet", "d.csv")]
+    records = [load_records(small(tmp_path / name), []) for name in ("d.parquet", "d.csv")]
     assert [[(r.prompt, r.answer) for r in rs] for rs in records] == [[("a", "1"), ("b", "2")]] * 2
 
 
@@ -58,12 +62,14 @@ def test_mixed_answers_follow_one_rule(tmp_path):
     config = write(
         tmp_path / "d.jsonl", [{"prompt": f"p{i}", "answer": a} for i, a in enumerate([5, "5", None, "1/2", [1, 2]])]
     )
-    assert [record.answer for record in load_records(config)] == ["5", "5", "1/2", "[1, 2]"]
+    records = load_records(config, notes := [])
+    assert [record.answer for record in records] == ["5", "5", "1/2", "[1, 2]"]
+    assert notes == ["1 of 5 rows left out: no prompt or no answer"]
 
 
 def test_line_separators_inside_a_string_do_not_split_a_row(tmp_path):
     config = write(tmp_path / "d.jsonl", [{"prompt": "a\u2028b\x85c", "answer": "1"}])
-    assert load_records(config)[0].prompt == "a\u2028b\x85c"
+    assert load_records(config, [])[0].prompt == "a\u2028b\x85c"
 
 
 @pytest.mark.parametrize(
@@ -74,19 +80,20 @@ def test_line_separators_inside_a_string_do_not_split_a_row(tmp_path):
         ('{"answer": "p"}', "--prompt-field"),
         ("not json", "line 1 is not JSON"),
         ("[1]", "line 1 is not a JSON object"),
+        ('{"text": "p", "label": 1}', "--prompt-field: none of prompt, question, problem .*name one of label, text"),
     ],
 )
 def test_unusable_files_say_why(tmp_path, content, message):
     path = tmp_path / "d.jsonl"
     path.write_text(content)
     with pytest.raises(DataError, match=message):
-        load_records(Config(task=str(path)))
+        load_records(small(path), [])
 
 
 @pytest.mark.parametrize("name", ["missing.jsonl", "arithmetik", "data.xlsx"])
 def test_unknown_tasks_name_the_option(name):
     with pytest.raises(DataError, match=f"--task {name}"):
-        load_records(Config(task=name))
+        load_records(Config(task=name), [])
 
 
 def test_same_text_with_different_answers_is_reported_and_kept(tmp_path):
@@ -99,9 +106,9 @@ def test_long_prompts_are_dropped_with_a_count_and_all_too_long_is_an_error(tmp_
     rows = [{"prompt": "x" * n, "answer": "1"} for n in (4, 5, 6)]
     config = write(tmp_path / "d.jsonl", rows)
     notes = []
-    assert len(tokenize("t", load_records(config), Bytes(), 5, notes)) == 2 and "1 of 3 prompts dropped" in notes[0]
+    assert len(tokenize("t", load_records(config, []), Bytes(), 5, notes)) == 2 and "1 of 3 prompts dropped" in notes[0]
     with pytest.raises(DataError, match="no prompt is left to train on; 3 of 3 prompts dropped.*--max-prompt-tokens 3"):
-        load_task(Config(task=config.task, max_prompt_tokens=3), Bytes())
+        load_task(small(config.task, max_prompt_tokens=3), Bytes())
 
 
 def test_heldout_split_is_disjoint_and_independent_of_order():
@@ -124,5 +131,44 @@ def test_own_prompts_need_a_reward_and_a_prompt():
         load_task(Config(), Bytes(), prompts=[{"text": "a"}], reward=lambda c, a, m: [1.0])
     with pytest.raises(DataError, match="dataset is empty"):
         load_task(Config(), Bytes(), prompts=[], reward=lambda c, a, m: [1.0])
-    task = load_task(Config(), Bytes(), prompts=["a", {"prompt": "b", "answer": 3, "level": 2}], reward=lambda c, a, m: [1.0])
+    with pytest.raises(DataError, match="--prompts-per-step 64.*holds 1 distinct.*at most 1"):
+        load_task(Config(), Bytes(), prompts=["a"], reward=lambda c, a, m: [1.0])
+    task = load_task(
+        Config(prompts_per_step=2),
+        Bytes(),
+        prompts=["a", {"prompt": "b", "answer": 3, "level": 2}],
+        reward=lambda c, a, m: [1.0],
+    )
     assert task.train[1].answer == 3 and task.train[1].metadata == {"level": 2}
+
+
+def test_spreadsheet_exports_read_like_others(tmp_path):
+    """A byte-order mark, a long field, and a first row without an answer."""
+    (tmp_path / "d.csv").write_text(f"prompt,answer\n{'x' * 200_000},1\n", encoding="utf-8-sig")
+    write(tmp_path / "e.jsonl", [{"prompt": "a", "answer": None}, {"prompt": "b", "answer": "2"}])
+    assert len(load_records(small(tmp_path / "d.csv"), [])[0].prompt) == 200_000
+    assert [record.prompt for record in load_records(small(tmp_path / "e.jsonl"), [])] == ["b"]
+
+
+@pytest.mark.parametrize("name", ["d.jsonl", "d.csv"])
+def test_text_that_is_not_utf8_names_the_file_and_the_remedy(tmp_path, name):
+    (tmp_path / name).write_bytes('{"prompt": "é", "answer": "1"}'.encode("latin-1"))
+    with pytest.raises(DataError, match=f"--task .*{name}: is not UTF-8.*convert"):
+        load_records(small(tmp_path / name), [])
+
+
+def test_half_a_surrogate_pair_is_refused(tmp_path):
+    config = write(tmp_path / "d.jsonl", [])
+    (tmp_path / "d.jsonl").write_text('{"prompt": "a \\ud800", "answer": "1"}')
+    with pytest.raises(DataError, match="1 prompts hold half a surrogate pair"):
+        load_task(config, Bytes())
+
+
+def test_nan_is_no_answer_and_a_run_without_heldout_prompts_says_so(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"question": ["a", "b"], "answer": [1.5, float("nan")]}), tmp_path / "d.parquet")
+    task = load_task(small(tmp_path / "d.parquet"), Bytes())
+    assert [prompt.answer for prompt in task.train] == ["1.5"] and task.heldout == []
+    assert any("nothing is held out" in note for note in task.notes)

@@ -47,7 +47,7 @@ def load_task(config: Config, tokenizer, prompts: Sequence | None = None, reward
     Raises:
         DataError: nothing to train on, or a dataset that cannot be read; the message names the option.
     """
-    extract, heldout = None, None
+    extract, heldout, notes = None, None, []
     if prompts is not None:
         if reward is None:
             raise DataError("prompts were given without a reward; pass reward=callable(completions, answers, metadata)")
@@ -67,13 +67,8 @@ def load_task(config: Config, tokenizer, prompts: Sequence | None = None, reward
         from vipfast.rewards import exact
         from vipfast.tasks.dataset import load_records
 
-        name, train = config.task, load_records(config)
+        name, train = config.task, load_records(config, notes)
         reward, extract = reward or exact.reward, exact.final_answer
-    return _build(name, train, heldout, reward, extract, tokenizer, config)
-
-
-def _build(name, train, heldout, reward, extract, tokenizer, config: Config) -> Task:
-    notes: list[str] = []
     pool = tokenize(name, train, tokenizer, config.max_prompt_tokens, notes)
     if heldout is not None:
         held = tokenize(name, heldout, tokenizer, config.max_prompt_tokens, notes)[: config.heldout_prompts]
@@ -83,13 +78,20 @@ def _build(name, train, heldout, reward, extract, tokenizer, config: Config) -> 
         pool, held = split_heldout(pool, config.heldout_prompts)
     if not pool:
         raise DataError(f"--task {name}: no prompt is left to train on; {'; '.join(notes) or 'the dataset is empty'}")
+    if len(pool) < config.prompts_per_step:
+        raise DataError(
+            f"--prompts-per-step {config.prompts_per_step}: --task {name} holds {len(pool)} distinct prompts to train on"
+            f"{''.join('; ' + note for note in notes)}; use at most {len(pool)}"
+        )
+    if not held:
+        notes.append("nothing is held out (a tenth of the pool, at most --heldout-prompts), so there is nothing to evaluate")
     return Task(name, pool, held, reward, extract, notes)
 
 
 def _own_record(row) -> Record:
     if isinstance(row, str):
         return Record(row)
-    if not isinstance(row, dict) or "prompt" not in row:
+    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str | list):
         raise DataError(f"prompts: got {row!r}; give texts, or dicts with the key 'prompt' and optionally 'answer'")
     return Record(row["prompt"], row.get("answer"), {k: v for k, v in row.items() if k not in ("prompt", "answer")})
 
@@ -108,6 +110,10 @@ def tokenize(task: str, records: Iterable[Record], tokenizer, max_prompt_tokens:
     """
     records = list(records)
     shown = [_text(record.prompt, tokenizer) for record in records]
+    if broken := [text for text in shown if text != text.encode("utf-8", "replace").decode()]:
+        raise DataError(
+            f"--task {task}: {len(broken)} prompts hold half a surrogate pair, which is no text, e.g. {broken[0]!r}"
+        )
     # A chat template writes its own special tokens; a second bos would be one too many.
     special = not getattr(tokenizer, "chat_template", None)
     ids = tokenizer(shown, add_special_tokens=special).input_ids if shown else []

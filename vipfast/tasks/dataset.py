@@ -1,6 +1,8 @@
 """Prompts from a .jsonl, .parquet or .csv file, or from the hub through the ``datasets`` library."""
 
+import csv
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,14 @@ ANSWER_FIELDS = ("reward_model.ground_truth", "answer", "ground_truth", "solutio
 """Columns tried in this order when --prompt-field / --answer-field are not given (DAPO-Math-17k, GSM8K and MATH layouts)."""
 
 
-def load_records(config: Config) -> list[Record]:
+LONGEST_CSV_FIELD = 2**31 - 1
+
+
+def load_records(config: Config, notes: list[str]) -> list[Record]:
     """Read the rows of ``config.task``.
 
-    Answers become text by one rule: numbers and strings as written, lists as JSON; rows without an answer are left out.
+    Answers become text by one rule: numbers and strings as written, lists as JSON; rows without a prompt or an answer (null or
+    NaN) are left out, and ``notes`` gets a sentence that counts them.
 
     Raises:
         DataError: file not found or not readable, unknown format, missing column, or no rows.
@@ -24,8 +30,8 @@ def load_records(config: Config) -> list[Record]:
     rows = _read(config)
     if not rows:
         raise DataError(f"--task {config.task}: holds no rows")
-    prompt_field = _field("--prompt-field", config.prompt_field, PROMPT_FIELDS, rows[0])
-    answer_field = _field("--answer-field", config.answer_field, ANSWER_FIELDS, rows[0])
+    prompt_field = _field("--prompt-field", config.prompt_field, PROMPT_FIELDS, rows)
+    answer_field = _field("--answer-field", config.answer_field, ANSWER_FIELDS, rows)
     records = []
     for row in rows:
         prompt, answer = _get(row, prompt_field), _get(row, answer_field)
@@ -34,6 +40,8 @@ def load_records(config: Config) -> list[Record]:
             records.append(Record(prompt if messages else _as_text(prompt), _as_text(answer), {"source": config.task}))
     if not records:
         raise DataError(f"--task {config.task}: no row has both {prompt_field!r} and {answer_field!r}")
+    if num_left_out := len(rows) - len(records):
+        notes.append(f"{num_left_out} of {len(rows)} rows left out: no {prompt_field} or no {answer_field}")
     return records
 
 
@@ -43,7 +51,10 @@ def _read(config: Config) -> list[dict]:
     if path.suffix in readers:
         if not path.is_file():
             raise DataError(f"--task {config.task}: no such file")
-        return readers[path.suffix](path)
+        try:
+            return readers[path.suffix](path)
+        except UnicodeDecodeError as error:
+            raise DataError(f"--task {path}: is not UTF-8 ({error}); convert it, e.g. with iconv -t UTF-8") from error
     if path.exists() or config.task.count("/") != 1:
         known = ", ".join(readers)
         raise DataError(f"--task {config.task}: give 'arithmetic', a file that ends in {known}, or a hub id like openai/gsm8k")
@@ -52,7 +63,7 @@ def _read(config: Config) -> list[dict]:
 
 def _read_jsonl(path: Path) -> list[dict]:
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
         if line.strip():
             try:
                 rows.append(json.loads(line))
@@ -74,10 +85,12 @@ def _read_parquet(path: Path) -> list[dict]:
 
 
 def _read_csv(path: Path) -> list[dict]:
-    import csv
-
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    csv.field_size_limit(LONGEST_CSV_FIELD)
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        try:
+            return list(csv.DictReader(file))
+        except csv.Error as error:
+            raise DataError(f"--task {path}: is not a CSV file ({error})") from error
 
 
 def _read_hub(config: Config) -> list[dict]:
@@ -91,19 +104,21 @@ def _read_hub(config: Config) -> list[dict]:
     return list(datasets.load_dataset(config.task, "main" if "main" in names else names[0], split=config.task_split))
 
 
-def _field(option: str, given: str | None, known: tuple[str, ...], row: dict) -> str:
+def _field(option: str, given: str | None, known: tuple[str, ...], rows: list[dict]) -> str:
     for name in (given,) if given else known:
-        if _get(row, name) is not None:
+        if any(_get(row, name) is not None for row in rows):
             return name
-    tried = given or ", ".join(known)
-    raise DataError(f"{option} {given}: the first row has no {tried}; its columns are {', '.join(map(str, row))}")
+    columns = ", ".join(sorted({str(column) for row in rows for column in row}))
+    if given:
+        raise DataError(f"{option} {given}: no row has such a column; the columns are {columns}")
+    raise DataError(f"{option}: none of {', '.join(known)} is a column of the dataset; name one of {columns} with {option}")
 
 
 def _get(row: dict, field: str) -> Any:
     value: Any = row
     for part in field.split("."):
         value = value.get(part) if isinstance(value, dict) else None
-    return value
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _as_text(answer: Any) -> str:

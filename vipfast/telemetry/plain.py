@@ -41,7 +41,7 @@ class PlainView:
                 clock(self._history.left_s),
             )
             self.say("".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True)))
-        if any(name.startswith("eval/") for name in metrics):
+        if any(name.startswith("eval/") and value is not None for name, value in metrics.items()):
             scores = "   ".join(f"{name} {change(self._history.course(name))}" for name in self._history.score_names())
             self.say(f"  eval after step {metrics['step']}:   {scores}   since start")
 
