@@ -12,6 +12,7 @@ import numpy as np
 from vipfast import memory
 from vipfast.allocate import make_allocator
 from vipfast.config import Config
+from vipfast.errors import DataError
 from vipfast.model_facts import ModelFacts, read_facts
 from vipfast.resolve import DATA_SUFFIXES
 from vipfast.types import Prompt, PromptBatch, Tally
@@ -70,6 +71,7 @@ def plan(config: Config) -> list[Table]:
 
 def read_pool(config: Config) -> Pool:
     """Count the task's prompts and their mean length; tokens are bytes for the starter and characters / 4 otherwise."""
+    notes: list[str] = []
     if config.task == "arithmetic":
         from vipfast.tasks import arithmetic
 
@@ -80,18 +82,24 @@ def read_pool(config: Config) -> Pool:
         from vipfast.tasks.dataset import load_records
 
         # As the task does: equal prompt and answer are one prompt, and at most a tenth is held out.
-        distinct = {json.dumps([row.prompt, row.answer]): row.prompt for row in load_records(config)}
+        distinct = {json.dumps([row.prompt, row.answer]): row.prompt for row in load_records(config, notes)}
         texts = [p if isinstance(p, str) else "".join(str(part["content"]) for part in p) for p in distinct.values()]
         heldout = min(config.heldout_prompts, len(texts) // 10)
         num_train = len(texts) - heldout
     else:
         note = "a hub dataset is not read in a dry run: prompts are not counted, --max-prompt-tokens stands for their length"
         return Pool(None, config.heldout_prompts, config.max_prompt_tokens, note)
+    if num_train < config.prompts_per_step:
+        raise DataError(
+            f"--prompts-per-step {config.prompts_per_step}: --task {config.task} holds {num_train} distinct prompts to train on; "
+            f"use at most {num_train}"
+        )
     if config.model == "starter":
-        return Pool(num_train, heldout, _mean([len(text.encode()) for text in texts]), "one token per byte")
-    return Pool(
-        num_train, heldout, _mean([len(text) for text in texts]) / 4, "4 characters per token assumed, no chat template"
-    )
+        return Pool(
+            num_train, heldout, _mean([len(text.encode()) for text in texts]), "; ".join(["one token per byte", *notes])
+        )
+    notes.insert(0, "4 characters per token assumed, no chat template")
+    return Pool(num_train, heldout, _mean([len(text) for text in texts]) / 4, "; ".join(notes))
 
 
 def draws_per_round(config: Config) -> list[Draw]:
