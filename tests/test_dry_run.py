@@ -101,7 +101,7 @@ def test_prompts_of_a_file_are_counted_without_duplicates(tmp_path):
     path = tmp_path / "sums.jsonl"
     lines = [{"prompt": f"{i} + 1 =", "answer": i + 1} for i in range(10, 30)]
     path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *lines]))
-    pool = read_pool(Config(task=str(path), heldout_prompts=5))
+    pool = read_pool(Config(task=str(path), heldout_prompts=5, prompts_per_step=4))
     # 20 distinct prompts of 8 bytes; at most a tenth is held out.
     assert (pool.num_train, pool.num_heldout, pool.prompt_tokens) == (18, 2, 8)
 

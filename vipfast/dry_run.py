@@ -91,7 +91,7 @@ def read_pool(config: Config) -> Pool:
         return Pool(None, config.heldout_prompts, config.max_prompt_tokens, note)
     if num_train < config.prompts_per_step:
         raise DataError(
-            f"--prompts-per-step {config.prompts_per_step}: --task {config.task} holds {num_train} distinct prompts to train on; "
+            f"--prompts-per-step {config.prompts_per_step}: --task {config.task} holds {num_train} prompts to train on; "
             f"use at most {num_train}"
         )
     if config.model == "starter":
