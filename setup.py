@@ -1,4 +1,7 @@
-"""Packaging: ``pip install -e .`` for the laptop, ``.[gpu,vllm]`` for a GPU node, ``.[test]`` for the tests."""
+"""Packaging: ``pip install -e .`` for the laptop, ``.[gpu]`` for a GPU node, ``.[test]`` for the tests.
+
+Of ``gpu``, peft and datasets are used today; Triton and CuPy are for the kernels to come, as ``vllm`` is for its engine.
+"""
 
 from setuptools import find_packages, setup
 

@@ -1,4 +1,4 @@
-"""Tokens per second of the transformers engine beside ``model.generate``, on the starter's shape (0.86 M parameters).
+"""Tokens per second of the transformers engine beside ``model.generate``, on the starter's shape (0.53 M parameters).
 
 Both sides sample the same number of rollouts of the same prompts with the same stop ids and length limit, each in turn and
 several times; a token counts once per rollout, its stop id included. Random weights put about 1/8 of the probability on the

@@ -9,6 +9,7 @@ FOLDER/MOMENT, dies there, and resumes it to the end. A moment counts calls from
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 import torch
@@ -71,6 +72,8 @@ def forked(task) -> int:
         code = 1
         try:
             code = task()
+        except Exception:  # noqa: BLE001 - a child must not return into its parent's code
+            traceback.print_exc()
         finally:
             os._exit(code)
     return os.waitpid(child, 0)[1]

@@ -36,6 +36,13 @@ def test_a_missing_file_names_the_option_and_the_remedy(folder, name):
         load(config(folder))
 
 
+def test_a_truncated_weight_file_is_named(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(UsageError, match="--model .*no model could be loaded"):
+        load_policy(config(folder))
+
+
 def test_a_tokenizer_without_pad_or_eos(folder):
     settings = folder / "tokenizer_config.json"
     text = settings.read_text()

@@ -189,3 +189,20 @@ def test_starter_is_counted_exactly():
     shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
     counted = sum(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in shapes)
     assert model_facts.read_facts("starter").num_parameters == counted <= 1_000_000
+
+
+@pytest.mark.parametrize(
+    "options, names",
+    [
+        ({"clip_low": 0.1}, ["--clip-low"]),
+        ({"clip_low": 0.1, "updates_per_step": 2}, []),
+        ({"clip_high": 0.5, "epochs": 2}, []),
+        ({"prompt_field": "q", "task_split": "test"}, ["--task-split", "--prompt-field"]),
+        ({"warmup_steps": 60}, ["--warmup-steps"]),
+        ({"warmup_steps": 59}, []),
+    ],
+    ids=str,
+)
+def test_options_this_run_does_not_read_are_told(options, names):
+    notes = [line for line in resolved(Config(**CPU, **options))[1] if line.startswith("note:")]
+    assert len(notes) == len(names) and all(name in note for name, note in zip(names, notes, strict=True))

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 MOVING = ("time/", "speed/", "memory/")
 # before the first checkpoint's successor, between steps, inside an update, inside saves (every kind of call), around a log line
 MOMENTS = {
-    "vigor": ["step:3", "update:4", "fsync:40", "replace:9"],
-    "vip": ["step:4", "log:5"],
-    "uniform": ["step:1", "fsync:61"],
+    "vigor": ["log:1", "update:4", "fsync:40", "replace:9"],
+    "vip": ["step:4"],
+    "uniform": ["fsync:61"],
 }
 
 

@@ -147,8 +147,11 @@ def test_another_run_in_the_folder_is_refused_and_nothing_to_resume_is_an_error(
     Trainer(small(tmp_path / "r", steps=1)).run()
     with pytest.raises(UsageError, match="--output-dir.*--resume"):
         Trainer(small(tmp_path / "r"))
-    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+    with pytest.raises(UsageError, match="--resume.*no such folder"):
         Trainer(small(tmp_path / "empty"), resume=True)
+    with pytest.raises(UsageError, match="--steps 0: the run is already at step 1"):
+        Trainer(small(tmp_path / "r", steps=0), resume=True)
+    assert Trainer(small(tmp_path / "r", steps=1), resume=True).run() == 0
 
 
 def test_a_full_disk_during_a_save_says_so_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):

@@ -45,7 +45,6 @@ def test_tally_docstring_example():
 def test_step_plan_spreads_rounds_to_rows():
     plan = StepPlan.plain([np.array([2, 1]), np.array([0, 3])], use_KB=np.array([[True, False], [True, True]]))
     assert plan.counts_B.tolist() == [2, 4] and plan.used_B.tolist() == [2, 3]
-    assert plan.round_R.tolist() == [0, 0, 0, 1, 1, 1]
     assert plan.use_R.tolist() == [True, True, False, True, True, True]
 
 

@@ -64,7 +64,8 @@ class Config:
     vigor_gamma: float = 2.0
     """Factor on the rollouts per active prompt from one VIGOR round to the next."""
     score: Literal["variance", "posterior"] = "variance"
-    """What VIGOR ranks by: variance of the rewards so far, or E[p(1-p)] under their Beta posterior."""
+    """What VIGOR ranks by: variance of the rewards so far, or E[p(1-p)] under their Beta posterior; with 0/1 rewards, all
+    scored, both rank alike."""
     update_on: Literal["all", "final"] = "all"
     """Whether VIGOR's update uses every drawn rollout or only prompts that survived to the last round."""
 
@@ -104,7 +105,7 @@ class Config:
     learning_rate: float | None = None
     """Peak AdamW learning rate; 1e-4 for the starter, 1e-6 full, 1e-5 with LoRA unless given."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after warm-up, down to 0 at the last step."""
+    """Course of the learning rate after warm-up; linear and cosine would reach 0 one step after the last."""
     warmup_steps: int = 0
     """Steps over which the learning rate rises linearly from 0."""
     weight_decay: float = 0.0

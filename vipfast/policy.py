@@ -6,6 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging
 
@@ -61,7 +62,7 @@ def load_policy(config: Config):
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
     try:
         model = AutoModelForCausalLM.from_pretrained(model_path(config.model), dtype=dtype, attn_implementation="sdpa")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise UsageError(
             f"--model {config.model}: no model could be loaded ({_first_line(error)}); give 'starter', a from_pretrained "
             "folder with config.json and safetensors, or a hub id that is on disk or reachable"
@@ -76,11 +77,6 @@ def load_reference(config: Config):
     if config.beta == 0:
         return None
     return load_policy(dataclasses.replace(config, lora_rank=0)).requires_grad_(False).eval()
-
-
-def max_positions(model) -> int:
-    """Positions the model can address; prompt and completion share them."""
-    return int(getattr(model.config, "max_position_embeddings", 10**9))
 
 
 def _with_lora(model, config: Config):

@@ -163,14 +163,26 @@ def _find_device(config: Config, ask_torch: bool) -> tuple[str, str]:
 
 
 def _idle_options(config: Config) -> list[str]:
-    """A line for each option that was changed but that the chosen allocator does not read."""
+    """A line for each option that was changed but that this run does not read."""
+    idle = {
+        name: f"--allocator {config.allocator}" for a, names in _ONLY_FOR.items() if a != config.allocator for name in names
+    }
+    if config.updates_per_step * config.epochs == 1:
+        why = "a single update per step, whose ratio is always 1 (see --updates-per-step, --epochs)"
+        idle |= {"clip_low": why, "clip_high": why}
+    if config.task in ("arithmetic", CUSTOM):
+        idle |= dict.fromkeys(("task_split", "prompt_field", "answer_field"), f"--task {config.task}")
     defaults = Config()
-    return [
-        f"note: {flag(name)} {getattr(config, name)} has no effect with --allocator {config.allocator}"
-        for allocator, names in _ONLY_FOR.items()
-        for name in names
-        if allocator != config.allocator and getattr(config, name) != getattr(defaults, name)
+    lines = [
+        f"note: {flag(name)} {getattr(config, name)} has no effect with {why}"
+        for name, why in idle.items()
+        if getattr(config, name) != getattr(defaults, name)
     ]
+    if 0 < config.steps <= config.warmup_steps:
+        lines.append(
+            f"note: with --warmup-steps {config.warmup_steps} the learning rate peaks only at the end of --steps {config.steps}"
+        )
+    return lines
 
 
 def _short(value) -> str:

@@ -18,7 +18,7 @@ from vipfast.config_file import continued, load_yaml, save_yaml
 from vipfast.engine.base import Sampling
 from vipfast.engine.sampling import stop_ids
 from vipfast.engine.transformers import TransformersEngine
-from vipfast.errors import RewardError, SyncError
+from vipfast.errors import RewardError, SyncError, UsageError
 from vipfast.evaluate import evaluate
 from vipfast.learn.learner import Learner
 from vipfast.policy import load_policy, load_reference, load_tokenizer
@@ -55,11 +55,13 @@ class Trainer:
         self.notes: list[str] = []
         if prompts is not None:
             config = dataclasses.replace(config, task=CUSTOM)
+        self.restored: Path | None = None
         if resume:
+            config = dataclasses.replace(config, output_dir=str(run_folder.resumable(config.output_dir)))
             self.restored = checkpoint.find(config.output_dir)
             config, self.notes = continued(load_yaml(Path(config.output_dir) / "config.yaml"), config)
-        else:
-            self.restored = None
+            if config.steps < checkpoint.step_of(self.restored):
+                raise UsageError(f"--steps {config.steps}: the run is already at step {checkpoint.step_of(self.restored)}")
         config, chosen = resolve(config)
         self.config, self.notes = config, self.notes + chosen
         torch.set_num_threads(config.threads)
@@ -84,6 +86,7 @@ class Trainer:
         self.best: float | None = None
         self.stop = StopRequest()
         self.saved: int | None = None  # step of the last save
+        self.warned = False  # of a step without any score
         checkpoint.check_disk(self.run_dir, checkpoint.run_bytes(self.model, config.keep))
         self.checkpoint_s = 0.0  # of a save since the last line
 
@@ -93,7 +96,10 @@ class Trainer:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         save_yaml(config, self.run_dir / "config.yaml")
         if self.restored is not None:
-            checkpoint.trim_run(self.run_dir, checkpoint.step_of(self.restored))
+            step = checkpoint.step_of(self.restored)
+            checkpoint.trim_run(self.run_dir, step)
+            if step == 0:  # this checkpoint comes before the first evaluation, whose line is then written anew
+                (self.run_dir / "metrics.jsonl").unlink(missing_ok=True)
         with Telemetry(self.run_dir, config, config.steps) as self.telemetry, self.stop:
             for note in self.notes:
                 self.telemetry.say(note)
@@ -114,11 +120,14 @@ class Trainer:
     def train_step(self, step: int) -> tuple[dict, Rollouts]:
         """One step: prompts -> rollouts -> update -> learn -> sync. Returns its metrics and rollouts."""
         config, start = self.config, time.perf_counter()
+        self.grader.num_errors = 0
+        self.engine.wake()
         batch = PromptBatch(self.selector.next(config.prompts_per_step), step, config.seed, self.selector.next)
         rollouts, tally, seconds = collect(
             self.allocator, batch, config.budget, self.engine, self.grader, threshold=config.success_threshold
         )
-        metrics = {**rollout_metrics(rollouts, tally), **rollouts.plan.note, **seconds}
+        self.engine.sleep()
+        metrics = {**rollout_metrics(rollouts, tally), **rollouts.plan.note, **seconds, "reward/errors": self.grader.num_errors}
         metrics |= self.learner.update(rollouts, step - 1)
 
         clock = time.perf_counter()
@@ -130,7 +139,6 @@ class Trainer:
         self.engine.sync(self.learner.weights())
         metrics["time/sync_s"] = time.perf_counter() - clock
 
-        metrics["reward/errors"] = self.grader.num_errors
         metrics["speed/tokens_per_s"] = metrics["budget/tokens"] / max(metrics["time/generate_s"], 1e-9)
         metrics["time/step_s"] = time.perf_counter() - start
         return metrics, rollouts
@@ -138,12 +146,11 @@ class Trainer:
     def _guarded_step(self) -> None:
         """A step with its evaluation, log line and checkpoint; a failing reward leaves a checkpoint of the step before."""
         config, step = self.config, self.step + 1
-        before = self.selector.state_dict(), self.grader.num_errors
+        position = self.selector.state_dict()
         try:
             metrics, rollouts = self.train_step(step)
         except (RewardError, SyncError):  # no weight has moved yet
-            self.selector.load_state_dict(before[0])
-            self.grader.num_errors = before[1]
+            self.selector.load_state_dict(position)
             self._save()
             raise
         self.step = step
@@ -157,13 +164,12 @@ class Trainer:
             self._save()
 
     def _start_or_restore(self) -> None:
-        if self.restored is None:
-            self._check_sync()
-            self._log(self._evaluate())
-            self._save()
-        else:
+        if self.restored is not None:
             self._restore(self.restored)
-            self._check_sync()
+        self._check_sync()
+        if self.step == 0:
+            self._save()
+            self._log(self._evaluate())
 
     def _check_sync(self) -> None:
         """Invariant 9 on fresh tokens, before any weight moves: what the engine samples is what the learner scores."""
@@ -203,6 +209,11 @@ class Trainer:
             counts_B, num = rollouts.counts_B, self.config.sample_rollouts
             sample = sample_rows(rollouts, self.tokenizer.decode, num, self.config.seed, self.step) if num else None
         self.telemetry.log(self.step, {**common, **metrics, **self.totals}, counts_B, sample)
+        if rollouts is not None and metrics["reward/unscored"] == rollouts.num_rollouts and not self.warned:
+            self.warned = True
+            self.telemetry.say(
+                f"warning: the reward scored none of step {self.step}'s rollouts (None, NaN or an error), so nothing is learned"
+            )
 
     def _save(self) -> None:
         if self.saved == self.step:
@@ -216,7 +227,6 @@ class Trainer:
             "step": self.step,
             "totals": dict(self.totals),
             "best": self.best,
-            "reward_errors": self.grader.num_errors,
             "config": dataclasses.asdict(self.config),
             "selector": self.selector.state_dict(),
             "allocator": self.allocator.state_dict(),
@@ -228,7 +238,6 @@ class Trainer:
         checkpoint.load_weights(path, self.model)
         self.step, self.totals, self.best = state["step"], state["totals"], state["best"]
         self.saved = self.step
-        self.grader.num_errors = state["reward_errors"]
         self.selector.load_state_dict(state["selector"])
         self.allocator.load_state_dict(state["allocator"])
         self.learner.load_state_dict(state["learner"])

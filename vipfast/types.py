@@ -153,12 +153,6 @@ class StepPlan:
         return self.asked_KB.sum(0)
 
     @property
-    def round_R(self) -> np.ndarray:
-        """int64 [R], the round that asked for each rollout row."""
-        K, B = self.asked_KB.shape
-        return np.repeat(np.tile(np.arange(K), B), self.asked_KB.T.ravel())
-
-    @property
     def use_R(self) -> np.ndarray:
         """bool [R], rows that enter the update."""
         return np.repeat(self.use_KB.T.ravel(), self.asked_KB.T.ravel())

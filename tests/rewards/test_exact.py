@@ -1,5 +1,7 @@
 """Final answers: where they are looked for, which spellings are one value, and that hedging does not pay."""
 
+import time
+
 import pytest
 
 from vipfast.rewards.exact import boxed, final_answer, gold_answer, reward
@@ -9,7 +11,13 @@ from vipfast.rewards.exact import boxed, final_answer, gold_answer, reward
     "text,answer",
     [
         (r"so \boxed{42}.", "42"),
-        (r"\boxed{1} no, \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"so \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{7}, again \boxed{7.0}", "7"),
+        (r"\boxed{1} or \boxed{2}", None),
+        ("**Answer:** 5", "5"),
+        ("Answer: 5 apples", "5"),
+        ("Answer: \u22125", "-5"),
+        ("Answer: Paris.", "Paris"),
         ("… is 3.\n#### 1,234", "1234"),
         ("Answer: 0.50", "1/2"),
         ("4 and 5 make 9 apples", "9"),
@@ -25,7 +33,14 @@ def test_final_answer(text, answer):
 
 
 def test_boxed_balances_braces():
-    assert boxed(r"\boxed{a{b}c} tail") == "a{b}c"
+    assert boxed(r"\boxed{a{b}c} tail \boxed{2}") == ["a{b}c", "2"]
+
+
+@pytest.mark.parametrize("text", ["Answer: 1e30000000", r"\boxed{1e999999999}", "9" * 5000, "1/" + "9" * 5000])
+def test_sampled_text_cannot_hang_the_grader(text):
+    start = time.perf_counter()
+    assert reward([text], ["5"], [{}]) == [0.0]
+    assert time.perf_counter() - start < 1
 
 
 def test_gold_of_a_worked_solution_is_its_answer():

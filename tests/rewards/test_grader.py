@@ -45,7 +45,22 @@ def test_none_and_nan_are_unscored_numpy_numbers_are_fine():
     assert np.isnan(grade(lambda c, a, m: [None], finished("a"))[0][0])
 
 
-@pytest.mark.parametrize("returned", [[1.0], [1.0] * 3, 1.0, None, ["right", "wrong"], [float("inf"), 0.0], [[1], [0]]])
+@pytest.mark.parametrize(
+    "returned",
+    [
+        [1.0],
+        [1.0] * 3,
+        1.0,
+        None,
+        ["right", "wrong"],
+        [float("inf"), 0.0],
+        [1e39, 0],
+        [0, -(10**400)],
+        [[1], [0]],
+        {1: 0, 2: 1},
+        "10",
+    ],
+)
 def test_a_broken_contract_stops_with_a_message(returned):
     with pytest.raises(RewardError, match="the reward returned"):
         grade(lambda c, a, m: returned, finished("a", "b"))

@@ -120,15 +120,28 @@ def test_heldout_split_is_disjoint_and_independent_of_order():
 
 
 def test_uid_hashes_task_text_and_verifier_data():
-    uids = {prompt_uid(*args) for args in [("t", "a", "1"), ("t", "a", "2"), ("t", "b", "1"), ("s", "a", "1"), ("t", "a", 1)]}
-    assert len(uids) == 5 and prompt_uid("t", "a", {"x": 1, "y": 2}) == prompt_uid("t", "a", {"y": 2, "x": 1})
+    uids = {
+        prompt_uid(*args)
+        for args in [
+            ("t", "a", "1", {}),
+            ("t", "a", "2", {}),
+            ("t", "b", "1", {}),
+            ("s", "a", "1", {}),
+            ("t", "a", 1, {}),
+            ("t", "a", "1", {"tests": 2}),
+        ]
+    }
+    assert len(uids) == 6 and prompt_uid("t", "a", {"x": 1, "y": 2}, {}) == prompt_uid("t", "a", {"y": 2, "x": 1}, {})
 
 
 def test_own_prompts_need_a_reward_and_a_prompt():
     with pytest.raises(DataError, match="without a reward"):
         load_task(Config(), Bytes(), prompts=["a"])
-    with pytest.raises(DataError, match="key 'prompt'"):
-        load_task(Config(), Bytes(), prompts=[{"text": "a"}], reward=lambda c, a, m: [1.0])
+    for prompts in ([{"text": "a"}], [{"prompt": 5}], [{"prompt": None}], [{"prompt": [{"role": "user"}]}], [5]):
+        with pytest.raises(DataError, match="key 'prompt'"):
+            load_task(Config(), Bytes(), prompts=prompts, reward=lambda c, a, m: [1.0])
+    with pytest.raises(DataError, match="give a list"):
+        load_task(Config(), Bytes(), prompts="hello", reward=lambda c, a, m: [1.0])
     with pytest.raises(DataError, match="dataset is empty"):
         load_task(Config(), Bytes(), prompts=[], reward=lambda c, a, m: [1.0])
     with pytest.raises(DataError, match="--prompts-per-step 64.*holds 1 distinct.*at most 1"):

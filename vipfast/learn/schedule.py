@@ -8,7 +8,7 @@ from vipfast.config import Config
 def learning_rate(config: Config, step: int) -> float:
     """Learning rate of a step (counted from 0), from the step alone, so a resumed run with more steps follows the new course.
 
-    Linear warm-up that reaches the peak at the last warm-up step, then constant, or linear or cosine down to 0 at config.steps.
+    Linear warm-up that reaches the peak at the last warm-up step, then constant, or linear or cosine towards 0 at config.steps.
     """
     peak = config.learning_rate
     if step < config.warmup_steps:

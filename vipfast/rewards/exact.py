@@ -5,47 +5,53 @@ from fractions import Fraction
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 _ANSWER_LINE = re.compile(r"(?:####|[Aa]nswer\s*(?:is)?\s*:)\s*(.+)")
+# Bounded, since the text is sampled: Fraction("1e999999999") alone would never return.
+_RATIONAL = re.compile(r"-?\d{1,64}(?:\.\d{1,64})?(?:/\d{1,64})?")
 
 
-def boxed(text: str) -> str | None:
-    r"""The content of the last ``\boxed{…}`` with balanced braces, or None."""
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    depth, begin = 0, start + len("\\boxed{")
-    for i in range(begin - 1, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[i], 0)
-        if depth == 0:
-            return text[begin:i].strip()
-    return None
+def boxed(text: str) -> list[str]:
+    r"""The contents of every ``\boxed{…}`` with balanced braces, in order."""
+    found = []
+    for part in text.split("\\boxed{")[1:]:
+        depth = 1
+        for i, letter in enumerate(part):
+            depth += {"{": 1, "}": -1}.get(letter, 0)
+            if depth == 0:
+                found.append(part[:i].strip())
+                break
+    return found
 
 
 def final_answer(text: str) -> str | None:
-    r"""A completion's final answer: the last ``\boxed{}``, else the last ``####`` or ``Answer:`` line, else the last number."""
-    answer = boxed(text)
-    if answer is None and (lines := _ANSWER_LINE.findall(text)):
-        answer = lines[-1].strip()
-    if answer is None and (numbers := _NUMBER.findall(text)):
-        answer = numbers[-1]
-    return None if answer is None else normalise(answer)
+    r"""A completion's final answer: what is in ``\boxed{}``, else the last ``####`` or ``Answer:`` line, else the last number.
+
+    Boxes that differ are hedging and no answer. Of an answer line that is no number as it stands, its last number counts.
+    """
+    text = text.replace("*", "").replace("\u2212", "-")
+    if boxes := {normalise(box) for box in boxed(text)}:
+        return boxes.pop() if len(boxes) == 1 else None
+    if lines := _ANSWER_LINE.findall(text):
+        numbers = _NUMBER.findall(lines[-1])
+        return normalise(numbers[-1] if numbers else lines[-1])
+    numbers = _NUMBER.findall(text)
+    return normalise(numbers[-1]) if numbers else None
 
 
 def gold_answer(text: str) -> str:
     """The answer column's answer: what stands in a box or after ``####`` in a worked solution, else the text itself."""
-    answer = boxed(text)
-    if answer is None and "####" in text:
-        answer = text.rsplit("####", 1)[1]
-    return normalise(text if answer is None else answer)
+    if boxes := boxed(text):
+        return normalise(boxes[-1])
+    return normalise(text.rsplit("####", 1)[-1])
 
 
 def normalise(answer: str) -> str:
     """One spelling per value: no dollar signs, spaces, thousands commas or closing dot; rationals as exact fractions."""
     short = answer.strip().strip("$").rstrip(".").replace(" ", "")
-    plain = short.replace(",", "")
-    try:
-        return str(Fraction(plain))
-    except (ValueError, ZeroDivisionError):
+    plain = short.replace(",", "").replace("\u2212", "-")
+    if not _RATIONAL.fullmatch(plain) or re.search(r"/0+$", plain):
         return short
+    top, _, bottom = plain.partition("/")
+    return str(Fraction(top) / Fraction(bottom or "1"))
 
 
 def reward(completions: list[str], answers: list[str], metadata: list[dict]) -> list[float | None]:

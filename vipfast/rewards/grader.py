@@ -15,10 +15,13 @@ Reward = Callable[[list[str], list[Any], list[dict]], Sequence[float | None]]
 """(completions, answers, metadata) -> one finite number, or None for "cannot be graded", per completion."""
 
 
+_LARGEST = float(np.finfo(np.float32).max)
+
+
 class Grader:
     """Decodes finished rollouts and grades them; counts what could not be graded.
 
-    Attributes: ``num_errors`` int, rollouts left unscored because the reward raised, since the start of the run.
+    Attributes: ``num_errors`` int, rollouts left unscored because the reward raised, since somebody set it to 0.
     """
 
     def __init__(self, reward: Reward, tokenizer, *, truncated: str = "grade", max_errors: int = 16):
@@ -75,6 +78,8 @@ class Grader:
 
 
 def _checked(values, wanted: int) -> Sequence:
+    if isinstance(values, dict | str | bytes | set):
+        raise RewardError(f"the reward returned a {type(values).__name__}; return a list with one float or None per completion")
     if not hasattr(values, "__len__") or len(values) != wanted:
         got = f"{len(values)} values" if hasattr(values, "__len__") else f"a {type(values).__name__}"
         raise RewardError(f"the reward returned {got} for {wanted} completions; return a list with one float or None each")
@@ -86,6 +91,7 @@ def _value(value) -> float:
         return math.nan
     if not isinstance(value, numbers.Real) and not (hasattr(value, "item") and np.ndim(value) == 0):
         raise RewardError(f"the reward returned {value!r}; return one float, or None for 'cannot be graded', per completion")
-    if math.isinf(value):
-        raise RewardError(f"the reward returned {value}; return finite numbers, or None for 'cannot be graded'")
+    # Stored as float32: what overflows there would reach the loss as an infinity.
+    if value > _LARGEST or value < -_LARGEST:
+        raise RewardError("the reward returned a number beyond ±3.4e38; return finite numbers, or None for 'cannot be graded'")
     return float(value)

@@ -49,6 +49,8 @@ def load_task(config: Config, tokenizer, prompts: Sequence | None = None, reward
     """
     extract, heldout, notes = None, None, []
     if prompts is not None:
+        if isinstance(prompts, str):
+            raise DataError(f"prompts: got the text {prompts!r}; give a list of texts or dicts")
         if reward is None:
             raise DataError("prompts were given without a reward; pass reward=callable(completions, answers, metadata)")
         name, train = CUSTOM, [_own_record(row) for row in prompts]
@@ -91,29 +93,32 @@ def load_task(config: Config, tokenizer, prompts: Sequence | None = None, reward
 def _own_record(row) -> Record:
     if isinstance(row, str):
         return Record(row)
-    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str | list):
-        raise DataError(f"prompts: got {row!r}; give texts, or dicts with the key 'prompt' and optionally 'answer'")
+    prompt = row.get("prompt") if isinstance(row, dict) else None
+    chat = isinstance(prompt, list) and all(isinstance(part, dict) and {"role", "content"} <= part.keys() for part in prompt)
+    if not isinstance(prompt, str) and not chat:
+        raise DataError(
+            f"prompts: got {row!r}; give texts, or dicts with the key 'prompt' (a text, or messages with role and content) and "
+            "optionally 'answer'"
+        )
     return Record(row["prompt"], row.get("answer"), {k: v for k, v in row.items() if k not in ("prompt", "answer")})
 
 
-def prompt_uid(task: str, text: str, answer: Any) -> str:
-    """Hash of task, text and verifier data: stable over epochs, resume and dataset order."""
-    payload = json.dumps([task, text, answer], sort_keys=True, default=str, ensure_ascii=False)
+def prompt_uid(task: str, text: str, answer: Any, metadata: dict) -> str:
+    """Hash of task, text and verifier data (answer, metadata): stable over epochs, resume and dataset order."""
+    payload = json.dumps([task, text, answer, metadata], sort_keys=True, default=str, ensure_ascii=False)
     return hashlib.blake2b(payload.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def tokenize(task: str, records: Iterable[Record], tokenizer, max_prompt_tokens: int | None, notes: list[str]) -> list[Prompt]:
     """Records -> distinct prompts; appends to ``notes`` how many were merged, conflicting or dropped.
 
-    Duplicates (same text, same answer) are one prompt with one budget. The same text with different answers stays as separate
-    prompts and is reported. Prompts longer than ``max_prompt_tokens`` are dropped and counted.
+    Duplicates (same text, answer and metadata) are one prompt with one budget. The same text with different answers stays as
+    separate prompts and is reported. Prompts longer than ``max_prompt_tokens`` are dropped and counted.
     """
     records = list(records)
     shown = [_text(record.prompt, tokenizer) for record in records]
     if broken := [text for text in shown if text != text.encode("utf-8", "replace").decode()]:
-        raise DataError(
-            f"--task {task}: {len(broken)} prompts hold half a surrogate pair, which is no text, e.g. {broken[0]!r}"
-        )
+        raise DataError(f"--task {task}: {len(broken)} prompts hold half a surrogate pair, e.g. {broken[0]!r}")
     # A chat template writes its own special tokens; a second bos would be one too many.
     special = not getattr(tokenizer, "chat_template", None)
     ids = tokenizer(shown, add_special_tokens=special).input_ids if shown else []
@@ -121,7 +126,7 @@ def tokenize(task: str, records: Iterable[Record], tokenizer, max_prompt_tokens:
     answers_per_text: dict[str, int] = {}
     num_long = 0
     for record, text, tokens in zip(records, shown, ids):
-        uid = prompt_uid(task, text, record.answer)
+        uid = prompt_uid(task, text, record.answer, record.metadata)
         if uid in prompts:
             continue
         if not tokens or (max_prompt_tokens is not None and len(tokens) > max_prompt_tokens):
@@ -131,7 +136,8 @@ def tokenize(task: str, records: Iterable[Record], tokenizer, max_prompt_tokens:
         answers_per_text[text] = answers_per_text.get(text, 0) + 1
     num_rows = len(records)
     if num_long:
-        notes.append(f"{num_long} of {num_rows} prompts dropped: empty, or longer than --max-prompt-tokens {max_prompt_tokens}")
+        limit = f"--max-prompt-tokens {max_prompt_tokens}"
+        notes.append(f"{num_long} of {num_rows} prompts dropped: empty, or longer than {limit}")
     if num_merged := num_rows - num_long - len(prompts):
         notes.append(f"{num_merged} of {num_rows} prompts are duplicates and were merged")
     if conflicts := [text for text, count in answers_per_text.items() if count > 1]:
@@ -141,7 +147,7 @@ def tokenize(task: str, records: Iterable[Record], tokenizer, max_prompt_tokens:
 
 def split_heldout(pool: list[Prompt], num_heldout: int) -> tuple[list[Prompt], list[Prompt]]:
     """Split off up to ``num_heldout`` prompts, at most a tenth of the pool, by hash of the text: disjoint and order-free."""
-    texts = sorted({prompt.text for prompt in pool}, key=lambda text: prompt_uid("heldout", text, None))
+    texts = sorted({prompt.text for prompt in pool}, key=lambda text: prompt_uid("heldout", text, None, {}))
     chosen = set(texts[: min(num_heldout, len(texts) // 10)])
     return [p for p in pool if p.text not in chosen], [p for p in pool if p.text in chosen]
 

@@ -37,7 +37,7 @@ def load_records(config: Config, notes: list[str]) -> list[Record]:
         prompt, answer = _get(row, prompt_field), _get(row, answer_field)
         if prompt is not None and answer is not None:
             messages = isinstance(prompt, list) and all(isinstance(part, dict) and "content" in part for part in prompt)
-            records.append(Record(prompt if messages else _as_text(prompt), _as_text(answer), {"source": config.task}))
+            records.append(Record(prompt if messages else _as_text(prompt), _as_text(answer)))
     if not records:
         raise DataError(f"--task {config.task}: no row has both {prompt_field!r} and {answer_field!r}")
     if num_left_out := len(rows) - len(records):

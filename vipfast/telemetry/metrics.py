@@ -32,7 +32,7 @@ METRICS: dict[str, str] = {
     "so compare runs by eval/* (reward)",
     "reward/std_within": "standard deviation of the reward within a prompt's group, averaged over prompts (reward)",
     "reward/unscored": "rollouts without a reward (count)",
-    "reward/errors": "rollouts whose reward function raised an exception, since the start of the run (count)",
+    "reward/errors": "rollouts of this step whose reward function raised an exception (count)",
     "rollout/tokens_mean": "mean completion length (tokens)",
     "rollout/tokens_max": "longest completion (tokens)",
     "rollout/truncated_frac": "share of rollouts that hit the length limit (0 to 1)",
