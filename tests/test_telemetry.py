@@ -15,7 +15,6 @@ from rich.console import Console
 from vipfast import checkpoint
 from vipfast.config import Config
 from vipfast.errors import UsageError
-from vipfast.telemetry import metrics
 from vipfast.telemetry.history import History, change, clock, printable, trend
 from vipfast.telemetry.live import histogram
 from vipfast.telemetry.samples import COLUMNS, sample_rows, write_samples
@@ -294,36 +293,6 @@ def test_a_board_continues_the_same_run(tmp_path, monkeypatch, name):
     assert opened[0][key] == opened[1][key] and opened[0]["config"]["allocator"] == "vigor"
     assert logged == [(1, {"reward/mean": 0.5}), (2, {"reward/mean": 0.5})] and len(closed) == 2
     assert list(json.loads((tmp_path / "trackers.json").read_text())) == [name]
-
-
-FIXED_NAMES = """
-step allocator backend budget/rollouts budget/tokens budget/rollouts_cum budget/tokens_cum alloc/counts_min alloc/counts_mean
-alloc/counts_max alloc/ceiling alloc/var_ratio_expected alloc/rounds signal/frac_all_zero signal/frac_all_one
-signal/frac_wasted_rollouts reward/mean reward/std_within reward/unscored rollout/tokens_mean rollout/tokens_max
-rollout/truncated_frac predict/brier predict/log_loss predict/corr predict/slope policy/entropy policy/kl policy/clip_frac_low
-policy/clip_frac_high policy/ratio_raw_mean policy/ratio_raw_max policy/sync_gap train/loss train/grad_norm train/lr
-train/skipped time/allocate_s time/generate_s time/reward_s time/logprob_s time/update_s time/sync_s time/eval_s
-time/checkpoint_s time/step_s speed/tokens_per_s memory/peak_bytes eval/mean@8 eval/pass@16 eval/maj@4
-"""
-
-
-def test_every_fixed_name_is_explained_with_its_unit():
-    assert metrics.unknown(FIXED_NAMES.split()) == []
-    assert metrics.unknown(["reward/maen", "eval/mean", "eval/mean@", "train/loss@8"]) == [
-        "reward/maen",
-        "eval/mean",
-        "eval/mean@",
-        "train/loss@8",
-    ]
-    for name, meaning in metrics.METRICS.items():
-        assert name == "step" or re.search(r"\([^()]+\)$", meaning), f"{name} lacks a unit"
-
-
-def test_metric_table_has_one_row_per_metric():
-    rows = metrics.markdown().splitlines()
-    assert len(rows) == len(metrics.METRICS) + 2
-    assert all(len(re.findall(r"(?<!\\)\|", row)) == 3 for row in rows)
-    assert rows[2].startswith("| `step` | training steps done")
 
 
 def test_small_helpers():
