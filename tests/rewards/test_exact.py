@@ -15,7 +15,8 @@ from vipfast.rewards.exact import boxed, final_answer, gold_answer, reward
         (r"\boxed{7}, again \boxed{7.0}", "7"),
         (r"\boxed{1} or \boxed{2}", None),
         ("**Answer:** 5", "5"),
-        ("Answer: 5 apples", "5"),
+        ("Answer: **(3, 4)**", "(3,4)"),
+        ("Answer: 2*x", "2*x"),
         ("Answer: \u22125", "-5"),
         ("Answer: Paris.", "Paris"),
         ("… is 3.\n#### 1,234", "1234"),
@@ -50,3 +51,25 @@ def test_gold_of_a_worked_solution_is_its_answer():
 
 def test_reward_is_all_or_nothing_and_empty_gold_is_unscored():
     assert reward(["#### 72", "72 or 73", "", "72"], ["#### 72", "72", "72", " "], [{}] * 4) == [1.0, 0.0, 0.0, None]
+
+
+@pytest.mark.parametrize(
+    "completion,gold,value",
+    [
+        ("Answer: 5 apples", "5", 1.0),
+        ("Answer: 5 or 6", "6", 0.0),  # hedging
+        ("Answer: (3, 4)", "(3, 4)", 1.0),
+        ("Answer: (3, 4)", "4", 0.0),
+        ("Answer: x+1", "x+1", 1.0),
+        ("2*3", "23", 0.0),
+        (r"\boxed{2*x}", "2*x", 1.0),
+        ("Answer: 0.5", "1/2", 1.0),
+        ("Answer: about 1/2 a cup", "0.5", 1.0),
+        ("Answer: -5", "5", 0.0),
+        ("Answer: 15", "5", 0.0),
+        ("Answer: 34", "3, 4", 0.0),
+        ("Answer: 1,234,567", "1234567", 1.0),
+    ],
+)
+def test_graded_pairs(completion, gold, value):
+    assert reward([completion], [gold], [{}]) == [value]

@@ -7,6 +7,7 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 _ANSWER_LINE = re.compile(r"(?:####|[Aa]nswer\s*(?:is)?\s*:)\s*(.+)")
 # Bounded, since the text is sampled: Fraction("1e999999999") alone would never return.
 _RATIONAL = re.compile(r"-?\d{1,64}(?:\.\d{1,64})?(?:/\d{1,64})?")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
 def boxed(text: str) -> list[str]:
@@ -25,14 +26,12 @@ def boxed(text: str) -> list[str]:
 def final_answer(text: str) -> str | None:
     r"""A completion's final answer: what is in ``\boxed{}``, else the last ``####`` or ``Answer:`` line, else the last number.
 
-    Boxes that differ are hedging and no answer. Of an answer line that is no number as it stands, its last number counts.
+    Boxes that differ are hedging, and no answer.
     """
-    text = text.replace("*", "").replace("\u2212", "-")
     if boxes := {normalise(box) for box in boxed(text)}:
         return boxes.pop() if len(boxes) == 1 else None
     if lines := _ANSWER_LINE.findall(text):
-        numbers = _NUMBER.findall(lines[-1])
-        return normalise(numbers[-1] if numbers else lines[-1])
+        return normalise(lines[-1].strip().strip("*"))  # Markdown's bold: **Answer:** 5
     numbers = _NUMBER.findall(text)
     return normalise(numbers[-1]) if numbers else None
 
@@ -46,18 +45,23 @@ def gold_answer(text: str) -> str:
 
 def normalise(answer: str) -> str:
     """One spelling per value: no dollar signs, spaces, thousands commas or closing dot; rationals as exact fractions."""
-    short = answer.strip().strip("$").rstrip(".").replace(" ", "")
-    plain = short.replace(",", "").replace("\u2212", "-")
+    short = answer.replace("\u2212", "-").strip().strip("$").rstrip(".").replace(" ", "")
+    plain = _THOUSANDS.sub("", short)
     if not _RATIONAL.fullmatch(plain) or re.search(r"/0+$", plain):
         return short
     top, _, bottom = plain.partition("/")
     return str(Fraction(top) / Fraction(bottom or "1"))
 
 
+def same(answer: str | None, gold: str) -> bool:
+    """Whether an extracted answer is the gold one. A number may stand in words ("5 apples"), if it is the only one there."""
+    if answer == gold or answer is None:
+        return answer == gold
+    numbers = {normalise(number) for number in _NUMBER.findall(answer)}
+    return bool(_RATIONAL.fullmatch(gold)) and not _RATIONAL.fullmatch(answer) and numbers == {gold}
+
+
 def reward(completions: list[str], answers: list[str], metadata: list[dict]) -> list[float | None]:
     """1.0 where the completion's final answer equals the gold answer, 0.0 where not; None where the gold is empty."""
-    rewards: list[float | None] = []
-    for completion, answer in zip(completions, answers):
-        gold = gold_answer(str(answer))
-        rewards.append(float(final_answer(completion) == gold) if gold else None)
-    return rewards
+    golds = [gold_answer(str(answer)) for answer in answers]
+    return [float(same(final_answer(text), gold)) if gold else None for text, gold in zip(completions, golds)]
