@@ -56,7 +56,6 @@ def test_reward_is_all_or_nothing_and_empty_gold_is_unscored():
 @pytest.mark.parametrize(
     "completion,gold,value",
     [
-        ("Answer: 5 apples", "5", 1.0),
         ("Answer: 5 or 6", "6", 0.0),  # hedging
         ("Answer: (3, 4)", "(3, 4)", 1.0),
         ("Answer: (3, 4)", "4", 0.0),
@@ -64,7 +63,13 @@ def test_reward_is_all_or_nothing_and_empty_gold_is_unscored():
         ("2*3", "23", 0.0),
         (r"\boxed{2*x}", "2*x", 1.0),
         ("Answer: 0.5", "1/2", 1.0),
-        ("Answer: about 1/2 a cup", "0.5", 1.0),
+        ("Answer: .5", "1/2", 1.0),
+        ("Answer: .5", "5", 0.0),
+        (r"\boxed{.5}", "5", 0.0),
+        (r"\boxed{\sqrt{5}}", "5", 0.0),
+        ("Answer: x^5", "5", 0.0),
+        ("Answer: 5!", "5", 0.0),
+        ("it is .5", "0.5", 1.0),
         ("Answer: -5", "5", 0.0),
         ("Answer: 15", "5", 0.0),
         ("Answer: 34", "3, 4", 0.0),

@@ -3,10 +3,10 @@
 import re
 from fractions import Fraction
 
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+_NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?")
 _ANSWER_LINE = re.compile(r"(?:####|[Aa]nswer\s*(?:is)?\s*:)\s*(.+)")
 # Bounded, since the text is sampled: Fraction("1e999999999") alone would never return.
-_RATIONAL = re.compile(r"-?\d{1,64}(?:\.\d{1,64})?(?:/\d{1,64})?")
+_RATIONAL = re.compile(r"-?(?:\d{1,64}(?:\.\d{1,64})?|\.\d{1,64})(?:/\d{1,64})?")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
@@ -26,7 +26,7 @@ def boxed(text: str) -> list[str]:
 def final_answer(text: str) -> str | None:
     r"""A completion's final answer: what is in ``\boxed{}``, else the last ``####`` or ``Answer:`` line, else the last number.
 
-    Boxes that differ are hedging, and no answer.
+    Boxes that differ are hedging, and no answer. A box or an answer line counts as it stands, words and all.
     """
     if boxes := {normalise(box) for box in boxed(text)}:
         return boxes.pop() if len(boxes) == 1 else None
@@ -53,15 +53,7 @@ def normalise(answer: str) -> str:
     return str(Fraction(top) / Fraction(bottom or "1"))
 
 
-def same(answer: str | None, gold: str) -> bool:
-    """Whether an extracted answer is the gold one. A number may stand in words ("5 apples"), if it is the only one there."""
-    if answer == gold or answer is None:
-        return answer == gold
-    numbers = {normalise(number) for number in _NUMBER.findall(answer)}
-    return bool(_RATIONAL.fullmatch(gold)) and not _RATIONAL.fullmatch(answer) and numbers == {gold}
-
-
 def reward(completions: list[str], answers: list[str], metadata: list[dict]) -> list[float | None]:
     """1.0 where the completion's final answer equals the gold answer, 0.0 where not; None where the gold is empty."""
     golds = [gold_answer(str(answer)) for answer in answers]
-    return [float(same(final_answer(text), gold)) if gold else None for text, gold in zip(completions, golds)]
+    return [float(final_answer(text) == gold) if gold else None for text, gold in zip(completions, golds)]
