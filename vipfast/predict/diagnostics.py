@@ -38,7 +38,8 @@ def calibration_slope(logit_B: np.ndarray, rate_B: np.ndarray) -> float | None:
     for _ in range(50):
         mean = 1 / (1 + np.exp(-np.clip(X @ beta, -30, 30)))
         hessian = (X * (mean * (1 - mean))[:, None]).T @ X
-        if np.linalg.cond(hessian) > 1e12:
+        trace, determinant = np.trace(hessian), np.linalg.det(hessian)
+        if determinant <= 1e-12 * trace**2:  # for 2 x 2, nearly the inverse of the condition number
             return None
         change = np.linalg.solve(hessian, X.T @ (rate_B - mean))
         # Full Newton steps can overshoot where predictions are extreme.

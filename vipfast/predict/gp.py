@@ -62,11 +62,13 @@ class GP:
         self._scale: float | None = None
         self._step = 0  # of the newest observation
         self._uids: list[str] = []  # window, oldest first
-        self._X = np.zeros((0, 0), np.float32)
+        self._X = np.zeros((0, 0))  # float64 [W, D]
         self._rbf = np.zeros((0, 0))  # float64 [W, W], of the window; a step computes its new rows only
         self._successes, self._trials, self._shift, self._seen = (np.zeros(0) for _ in range(4))
         self._fit: _Fit | None = None
-        self._logits: dict[str, tuple[float, float]] = {}  # of the last prediction, until the next update
+        # Of the last prediction, until the next update: logits, and RBF to the window's rows (float64 [W]).
+        self._logits: dict[str, tuple[float, float]] = {}
+        self._cross: dict[str, np.ndarray] = {}
 
     def predict(self, uids: Sequence[str], texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """See ``Predictor.predict``."""
@@ -86,7 +88,9 @@ class GP:
         fit = self._fitted()
         row = positions({uid: i for i, uid in enumerate(self._uids)}, uids)
         own = np.flatnonzero(row >= 0)
-        cross_BW = self.share * rbf(X.astype(np.float64), fit.X, self._scale)
+        cross_BW = rbf(X.astype(np.float64), fit.X, self._scale)
+        self._cross = dict(zip(uids, cross_BW, strict=True))
+        cross_BW = self.share * cross_BW
         cross_BW[own, row[own]] += 1 - self.share
         cross_BW *= fit.amplitude
         explained = fit.factor.whiten(cross_BW.T)
@@ -116,25 +120,26 @@ class GP:
         k[again] += kept * self._successes[old]
         n[again] += kept * self._trials[old]
         rest = np.setdiff1d(np.arange(len(self._uids)), old)[max(0, len(self._uids) - len(old) + len(row) - self.window) :]
-        X = np.asarray(self.embed(batch.texts), np.float32)
-        self._rbf = self._grown(rest, X)[-self.window :, -self.window :]
+        X = np.asarray(self.embed(batch.texts), np.float64)
+        self._rbf = self._grown(rest, X, batch.uids)[-self.window :, -self.window :]
         self._uids = ([self._uids[i] for i in rest] + batch.uids)[-self.window :]
         self._X = (np.concatenate([self._X[rest], X]) if len(rest) else X)[-self.window :]
         for name, new in (("_successes", k), ("_trials", n), ("_shift", shift), ("_seen", np.full(len(row), float(step)))):
             setattr(self, name, np.concatenate([getattr(self, name)[rest], new])[-self.window :])
-        self._fit, self._logits = None, {}
+        self._fit, self._logits, self._cross = None, {}, {}
 
-    def _grown(self, rest: np.ndarray, X: np.ndarray) -> np.ndarray:
-        """The window's RBF matrix with only rows ``rest`` kept and rows ``X`` [B, D] added."""
-        new, old = X.astype(np.float64), self._X[rest].astype(np.float64)
-        grown = np.empty((len(rest) + len(new),) * 2)
+    def _grown(self, rest: np.ndarray, X: np.ndarray, uids: Sequence[str]) -> np.ndarray:
+        """The window's RBF matrix with only rows ``rest`` kept and rows ``X`` [B, D], of ``uids``, added."""
+        grown = np.empty((len(rest) + len(X),) * 2)
         if len(rest) and rest[-1] - rest[0] + 1 == len(rest):  # nobody seen again: a block, copied at once
             grown[: len(rest), : len(rest)] = self._rbf[rest[0] : rest[-1] + 1, rest[0] : rest[-1] + 1]
         else:
             grown[: len(rest), : len(rest)] = self._rbf[np.ix_(rest, rest)]
-        grown[len(rest) :, len(rest) :] = rbf(new, new, self._scale)
+        grown[len(rest) :, len(rest) :] = rbf(X, X, self._scale)
         if len(rest):
-            grown[len(rest) :, : len(rest)] = rbf(new, old, self._scale)
+            known = all(uid in self._cross for uid in uids)
+            cross_BW = np.stack([self._cross[uid] for uid in uids]) if known else rbf(X, self._X, self._scale)
+            grown[len(rest) :, : len(rest)] = cross_BW[:, rest]
             grown[: len(rest), len(rest) :] = grown[len(rest) :, : len(rest)].T
         return grown
 
@@ -146,11 +151,10 @@ class GP:
             rate = np.mean(1 / (1 + np.exp(-y)))
             mean = float(np.log(rate) - np.log1p(-rate))
             amplitude = float(np.clip(np.mean((y - mean) ** 2 - v), *self.AMPLITUDE_RANGE))
-            X = self._X.astype(np.float64)
             K = self._rbf * (amplitude * self.share)
             K[np.diag_indices_from(K)] += amplitude * (1 - self.share) + v
             factor = Factor(K)
-            self._fit = _Fit(mean, amplitude, X, factor, factor.whiten((y - mean)[:, None])[:, 0])
+            self._fit = _Fit(mean, amplitude, self._X, factor, factor.whiten((y - mean)[:, None])[:, 0])
         return self._fit
 
     def _measure_scale(self, texts: Sequence[str]) -> None:
@@ -163,7 +167,7 @@ class GP:
         """
         return {
             "uids": list(self._uids),
-            "embeddings": self._X.copy(),
+            "embeddings": self._X.astype(np.float32),
             "rbf": self._rbf.copy(),
             "successes": self._successes.copy(),
             "trials": self._trials.copy(),
@@ -175,11 +179,11 @@ class GP:
 
     def load_state_dict(self, state: dict) -> None:
         self._uids, self._step, self._scale = list(state["uids"]), int(state["step"]), float(state["scale"]) or None
-        self._X, self._rbf = np.array(state["embeddings"], np.float32), np.array(state["rbf"], np.float64)
+        self._X, self._rbf = np.array(state["embeddings"], np.float64), np.array(state["rbf"], np.float64)
         self._successes, self._trials, self._shift, self._seen = (
             np.array(state[name], np.float64) for name in ("successes", "trials", "shift", "seen")
         )
-        self._fit, self._logits = None, {}
+        self._fit, self._logits, self._cross = None, {}, {}
 
 
 def observed(successes: np.ndarray, trials: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

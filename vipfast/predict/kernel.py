@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import scipy.linalg
 
 from vipfast.predict.embed import text_hash
 
@@ -53,8 +54,6 @@ class Factor:
         numpy.linalg.LinAlgError: no jitter helps, or the matrix is not finite.
     """
 
-    BLOCK = 64
-
     def __init__(self, A: np.ndarray):
         if not np.isfinite(A).all():
             raise np.linalg.LinAlgError(f"covariance of {len(A)} prompts has entries that are not finite")
@@ -68,26 +67,13 @@ class Factor:
         )
 
     def _factorise(self, A: np.ndarray) -> bool:
-        # By panels nearly all of the work is matrix products: at 512, several times faster than one LAPACK call for each part.
-        self._lower, self._diagonal = np.zeros_like(A), []
-        for start in range(0, len(A), self.BLOCK):
-            stop = start + self.BLOCK
-            panel = A[start:, start:stop] - self._lower[start:, :start] @ self._lower[start:stop, :start].T
-            try:
-                inverse = np.linalg.inv(np.linalg.cholesky(panel[: self.BLOCK]))
-            except np.linalg.LinAlgError:
-                return False
-            # Some backends report failure by NaN instead of an exception.
-            if not np.isfinite(inverse).all():
-                return False
-            self._lower[start:, start:stop] = panel @ inverse.T
-            self._diagonal.append(inverse)
-        return True
+        try:
+            self._lower = scipy.linalg.cholesky(A, lower=True, check_finite=False)
+        except np.linalg.LinAlgError:
+            return False
+        # Some backends report failure by NaN instead of an exception.
+        return bool(np.isfinite(self._lower).all())
 
     def whiten(self, right: np.ndarray) -> np.ndarray:
         """L^-1 right, for right float64 [W, M]; products of two whitened sides are r^T A^-1 s."""
-        out = np.empty_like(right)
-        for i, inverse in enumerate(self._diagonal):
-            start, stop = i * self.BLOCK, (i + 1) * self.BLOCK
-            out[start:stop] = inverse @ (right[start:stop] - self._lower[start:stop, :start] @ out[:start])
-        return out
+        return scipy.linalg.solve_triangular(self._lower, right, lower=True, check_finite=False)
