@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -152,6 +153,35 @@ def test_another_run_in_the_folder_is_refused_and_nothing_to_resume_is_an_error(
     with pytest.raises(UsageError, match="--steps 0: the run is already at step 1"):
         Trainer(small(tmp_path / "r", steps=0), resume=True)
     assert Trainer(small(tmp_path / "r", steps=1), resume=True).run() == 0
+
+
+def test_a_checkpoint_of_another_config_is_refused_by_name(tmp_path):
+    Trainer(small(tmp_path / "a", steps=1)).run()
+    Trainer(small(tmp_path / "b", steps=1, seed=5, temperature=0.5)).run()
+    shutil.rmtree(tmp_path / "a" / "checkpoints")
+    shutil.copytree(tmp_path / "b" / "checkpoints", tmp_path / "a" / "checkpoints")
+    with pytest.raises(UsageError, match="--seed is 0, the run has 5; --temperature is 1.0, the run has 0.5"):
+        Trainer(small(tmp_path / "a", steps=2), resume=True).run()
+
+
+def test_two_runs_that_want_one_folder(tmp_path):
+    first, second = Trainer(small(tmp_path / "r", steps=0)), Trainer(small(tmp_path / "r", steps=0))
+    first.run()
+    with pytest.raises(UsageError, match="another run has just taken it"):
+        second.run()
+
+
+def test_a_full_disk_at_a_metrics_line_says_so(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    trainer = Trainer(small(tmp_path / "r"))
+    monkeypatch.setattr("vipfast.telemetry.telemetry.write_samples", full)
+    with pytest.raises(CheckpointError, match="disk is full, so step 1 could not be logged.*checkpoints are intact"):
+        trainer.run()
+    monkeypatch.undo()
+    assert Trainer(small(tmp_path / "r"), resume=True).run() == 0
+    assert [line["step"] for line in lines(tmp_path / "r")] == [0, 1, 2, 3]
 
 
 def test_a_full_disk_during_a_save_says_so_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):

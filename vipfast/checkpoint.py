@@ -52,7 +52,7 @@ def save(run_dir: str | Path, step: int, model: Any, tokenizer: Any, state: dict
             if (Path(run_dir) / "metrics.jsonl").exists():
                 atomic.sync(Path(run_dir) / "metrics.jsonl")
     except (OSError, RuntimeError, SafetensorError) as error:
-        if not _is_full_disk(error):
+        if not is_full_disk(error):
             raise
         intact = [good for good in _steps(run_dir) if _damage(good, hashes=False) is None]
         kept = f"the previous checkpoint {intact[0]} is intact" if intact else "there is no earlier checkpoint"
@@ -81,7 +81,7 @@ def export(model: Any, tokenizer: Any, path: str | Path) -> Path:
         with atomic.new_folder(path) as temporary:
             _write_model(model, tokenizer, temporary, own_names=False)
     except (OSError, RuntimeError, SafetensorError) as error:
-        if not _is_full_disk(error):
+        if not is_full_disk(error):
             raise
         raise CheckpointError(
             f"--output-dir {path.parent}: the disk is full, so {path.name} was not saved ({error}); checkpoints are intact. "
@@ -259,7 +259,7 @@ def _damage(path: Path, hashes: bool) -> str | None:
     return None
 
 
-def _is_full_disk(error: Exception) -> bool:
+def is_full_disk(error: Exception) -> bool:
     """Whether a write failed for want of space; the safetensors and torch writers report it in words only."""
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         return True

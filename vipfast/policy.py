@@ -18,7 +18,10 @@ GENERIC_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 def model_path(name: str) -> str:
     """The folder (or hub id) behind ``--model``: "starter" is the embedded one."""
-    return str(resources.files("vipfast") / "assets" / "starter") if name == "starter" else name
+    if name == "starter":
+        return str(resources.files("vipfast") / "assets" / "starter")
+    folder = Path(name).expanduser()
+    return str(folder) if folder.is_dir() else name
 
 
 def read_tokenizer(path: str):

@@ -38,6 +38,16 @@ def check_fresh(folder: str | Path) -> None:
         )
 
 
+def claim(folder: str | Path) -> None:
+    """Make a new run's folder; of two runs that want the same one, the second is refused (UsageError)."""
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        (path / "config.yaml").touch(exist_ok=False)
+    except FileExistsError as error:
+        raise UsageError(f"--output-dir {folder}: another run has just taken it; give another folder") from error
+
+
 def resumable(folder: str | Path | None) -> Path:
     """The run ``--resume`` continues: ``folder``, or the run under runs/ that saved a complete checkpoint last.
 

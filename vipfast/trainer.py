@@ -18,7 +18,7 @@ from vipfast.config_file import continued, load_yaml, save_yaml
 from vipfast.engine.base import Sampling
 from vipfast.engine.sampling import stop_ids
 from vipfast.engine.transformers import TransformersEngine
-from vipfast.errors import RewardError, SyncError, UsageError
+from vipfast.errors import CheckpointError, RewardError, SyncError, UsageError
 from vipfast.evaluate import evaluate
 from vipfast.learn.learner import Learner
 from vipfast.policy import load_policy, load_reference, load_tokenizer
@@ -93,7 +93,8 @@ class Trainer:
     def run(self) -> int:
         """Train until ``config.steps``; returns DONE or STOPPED. What it leaves behind is described in the README."""
         config = self.config
-        self.run_dir.mkdir(parents=True, exist_ok=True)
+        if self.restored is None:
+            run_folder.claim(self.run_dir)
         save_yaml(config, self.run_dir / "config.yaml")
         if self.restored is not None:
             step = checkpoint.step_of(self.restored)
@@ -126,7 +127,8 @@ class Trainer:
         rollouts, tally, seconds = collect(
             self.allocator, batch, config.budget, self.engine, self.grader, threshold=config.success_threshold
         )
-        self.engine.sleep()
+        if config.device == "cuda":  # the update needs the memory; a CPU keeps the store for the next step
+            self.engine.sleep()
         metrics = {**rollout_metrics(rollouts, tally), **rollouts.plan.note, **seconds, "reward/errors": self.grader.num_errors}
         metrics |= self.learner.update(rollouts, step - 1)
 
@@ -208,7 +210,15 @@ class Trainer:
         if rollouts is not None:
             counts_B, num = rollouts.counts_B, self.config.sample_rollouts
             sample = sample_rows(rollouts, self.tokenizer.decode, num, self.config.seed, self.step) if num else None
-        self.telemetry.log(self.step, {**common, **metrics, **self.totals}, counts_B, sample)
+        try:
+            self.telemetry.log(self.step, {**common, **metrics, **self.totals}, counts_B, sample)
+        except OSError as error:
+            if not checkpoint.is_full_disk(error):
+                raise
+            raise CheckpointError(
+                f"--output-dir {self.run_dir}: the disk is full, so step {self.step} could not be logged ({error}); checkpoints "
+                "are intact. Free some space or move the run's folder to a larger disk, then resume"
+            ) from error
         if rollouts is not None and metrics["reward/unscored"] == rollouts.num_rollouts and not self.warned:
             self.warned = True
             self.telemetry.say(
@@ -235,6 +245,7 @@ class Trainer:
 
     def _restore(self, path: Path) -> None:
         state = checkpoint.load(path)
+        continued(Config(**state["config"]), self.config)  # config.yaml may not be the one this checkpoint was saved with
         checkpoint.load_weights(path, self.model)
         self.step, self.totals, self.best = state["step"], state["totals"], state["best"]
         self.saved = self.step

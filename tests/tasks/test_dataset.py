@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from vipfast.config import Config
@@ -185,3 +186,10 @@ def test_nan_is_no_answer_and_a_run_without_heldout_prompts_says_so(tmp_path):
     task = load_task(small(tmp_path / "d.parquet"), Bytes())
     assert [prompt.answer for prompt in task.train] == ["1.5"] and task.heldout == []
     assert any("nothing is held out" in note for note in task.notes)
+
+
+@pytest.mark.parametrize("metadata", [{1: 2, "b": 3}, {(1, 2): 3}, {"check": len}, {"tags": {1, 2}}], ids=str)
+def test_metadata_without_a_stable_spelling_is_refused(metadata):
+    with pytest.raises(DataError, match="cannot be kept by value.*look everything else up in the reward"):
+        prompt_uid("t", "a", None, metadata)
+    assert prompt_uid("t", "a", np.int64(3), {"x": np.array([1, 2])}) == prompt_uid("t", "a", 3, {"x": [1, 2]})

@@ -104,9 +104,26 @@ def _own_record(row) -> Record:
 
 
 def prompt_uid(task: str, text: str, answer: Any, metadata: dict) -> str:
-    """Hash of task, text and verifier data (answer, metadata): stable over epochs, resume and dataset order."""
-    payload = json.dumps([task, text, answer, metadata], sort_keys=True, default=str, ensure_ascii=False)
+    """Hash of task, text and verifier data (answer, metadata): stable over epochs, resume and dataset order.
+
+    Raises:
+        DataError: answer or metadata is no plain value, so it has no spelling that the next process would find again.
+    """
+    try:
+        payload = json.dumps([task, text, answer, metadata], sort_keys=True, default=_plain, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"prompts: answer or metadata of {text!r} cannot be kept by value ({error}); use numbers, texts, lists and dicts "
+            "with text keys, and look everything else up in the reward"
+        ) from error
     return hashlib.blake2b(payload.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's scalars and arrays as Python's own."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no plain value")
 
 
 def tokenize(task: str, records: Iterable[Record], tokenizer, max_prompt_tokens: int | None, notes: list[str]) -> list[Prompt]:
