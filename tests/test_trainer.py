@@ -177,7 +177,7 @@ def test_a_full_disk_at_a_metrics_line_says_so(tmp_path, monkeypatch):
 
     trainer = Trainer(small(tmp_path / "r"))
     monkeypatch.setattr("vipfast.telemetry.telemetry.write_samples", full)
-    with pytest.raises(CheckpointError, match="disk is full, so step 1 could not be logged.*checkpoints are intact"):
+    with pytest.raises(CheckpointError, match="disk is full, step 1 could not be logged.*checkpoints are intact"):
         trainer.run()
     monkeypatch.undo()
     assert Trainer(small(tmp_path / "r"), resume=True).run() == 0

@@ -216,7 +216,7 @@ class Trainer:
             if not checkpoint.is_full_disk(error):
                 raise
             raise CheckpointError(
-                f"--output-dir {self.run_dir}: the disk is full, so step {self.step} could not be logged ({error}); checkpoints "
+                f"--output-dir {self.run_dir}: the disk is full, step {self.step} could not be logged ({error}); checkpoints "
                 "are intact. Free some space or move the run's folder to a larger disk, then resume"
             ) from error
         if rollouts is not None and metrics["reward/unscored"] == rollouts.num_rollouts and not self.warned:
