@@ -4,7 +4,7 @@
 
 ``plan_ms``: exact plan of the full step. ``exact``: it equals a heap that hands out units one by one. ``slsqp_ratio``: SLSQP's
 time on the relaxed problem over the solver's, both at a small B in this run. ``posterior_ms`` and ``posterior_mb``: predict +
-update of 64 prompts against a full window of 512, and the memory that takes at its peak. Times are CPU medians with their
+update of 64 prompts against a full window of 384, and the memory that takes at its peak. Times are CPU medians with their
 range.
 """
 
@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="a step of 16 prompts, a window of 64")
     smoke = parser.parse_args().smoke
-    B, small, window, repeats = (16, 4, 64, 2) if smoke else (512, 32, 512, 20)
+    B, small, window, repeats = (16, 4, 64, 2) if smoke else (512, 32, 384, 20)
     rng = np.random.default_rng(0)
     a_B, ties_B = rng.uniform(0.01, 0.25, B), rng.permutation(B).astype(np.uint64)
     plan = timed(lambda: solve(a_B, 8 * B, LOW, HIGH, ties_B, rloo), repeats)

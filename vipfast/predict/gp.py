@@ -3,8 +3,8 @@
 An observed prompt with k of n successes enters as y = log((k + 1/2) / (n - k + 1/2)), with noise v = 1/(k + 1/2) + 1/(n - k +
 1/2), plus ``drift`` for every step of its age, since the policy moves. The prior mean is the pooled logit of the window (each
 prompt once), the covariance a (s RBF(text) + (1 - s) [same prompt]): what the text does not explain is a prompt's own. Its
-scale a comes from the window: the spread of y less the noise in it. The window holds the last W = 512 distinct prompts, so a
-step costs one 512 x 512 Cholesky factor whatever the pool's size.
+scale a comes from the window: the spread of y less the noise in it. The window holds the last W = 384 distinct prompts, so a
+step costs one 384 x 384 Cholesky factor whatever the pool's size.
 
 A prompt seen again keeps one row: its old counts shrink by v / (v + drift age), as if drift had cost them rollouts, and the new
 ones are added. Adding the logits instead would pin a prompt seen as 0 of 2 time and again at logit -1.6 for ever. After each
@@ -52,7 +52,7 @@ class GP:
         self,
         embed: Callable[[Sequence[str]], np.ndarray],
         pool_texts: Sequence[str],
-        window: int = 512,
+        window: int = 384,
         drift: float = 0.02,
         shift_var: float = 0.02,
         share: float = 0.9,
