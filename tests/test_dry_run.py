@@ -111,6 +111,12 @@ def test_dataset_that_is_not_here_is_said_to_be_unknown():
     assert table["in the pool"] == "unknown" and table["mean tokens of one"] == "up to 4,080"
 
 
+def test_the_heads_chunk_is_the_kernels_own():
+    from vipfast.kernels.token_logprob import CHUNK_BYTES
+
+    assert memory.HEAD_CHUNK_BYTES == CHUNK_BYTES
+
+
 def test_memory_by_hand():
     config, _ = resolve(Config(**RUN, micro_batch_tokens=10))
     parts = memory.estimate(config, TINY, prompt_tokens=4.0, rows={"generate": 3})

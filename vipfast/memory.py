@@ -3,8 +3,8 @@
 from vipfast.config import Config
 from vipfast.model_facts import ModelFacts
 
-HEAD_CHUNK_TOKENS = 128
-"""Tokens whose logits the loss head holds at once."""
+HEAD_CHUNK_BYTES = 64 * 2**20
+"""Logits the loss head holds at once (kernels/token_logprob.py, which needs torch, has the same number)."""
 
 
 def estimate(config: Config, facts: ModelFacts, prompt_tokens: float, rows: dict[str, int]) -> dict[str, dict[str, float]]:
@@ -36,9 +36,10 @@ def estimate(config: Config, facts: ModelFacts, prompt_tokens: float, rows: dict
     # inner vectors.
     q, kv = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
     per_token = facts.num_layers * (4 * facts.hidden + 2 * q + 2 * kv + 4 * facts.intermediate) * compute
+    logits = config.micro_batch_tokens * facts.vocab * max(4, compute)
     phases["update"] = {
         "gradients": master * trained,
         "activations": config.micro_batch_tokens * per_token,
-        f"logits of {HEAD_CHUNK_TOKENS} tokens and their gradient": 3 * HEAD_CHUNK_TOKENS * facts.vocab * max(4, compute),
+        "a chunk of logits, and as much twice over to work on it": 3 * min(HEAD_CHUNK_BYTES, logits),
     }
     return phases

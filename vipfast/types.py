@@ -26,7 +26,7 @@ class Finish(IntEnum):
 class Prompt:
     """One problem. ``uid`` hashes task, text and verifier data, so it is stable over epochs, resume and dataset order.
 
-    Example: ``Prompt(uid="a3f…", text="sort 3 1 2 =", tokens=array([…]), answer="1 2 3", metadata={"family": "sort"})``
+    Example: ``Prompt(uid="a3f…", text="sort 3 1 2 =", tokens=array([…]), answer="123", metadata={"family": "sort"})``
     """
 
     uid: str
