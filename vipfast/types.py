@@ -4,6 +4,7 @@ Shape letters: B prompts of a step, R rollouts, T tokens after the prompts, P pr
 Everything here is NumPy, so allocators, rewards and tests need no torch.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -105,19 +106,22 @@ class Tally:
         self.tokens[slot] += tokens
         self.truncated[slot] += truncated
         self.pending[slot] -= len(rewards)
-        new = np.asarray(rewards, np.float64)
-        new = new[~np.isnan(new)]
-        if not len(new):
+        # Plain floats: a group is too small for NumPy to pay, and fsum is exact, whatever the order.
+        new = [reward for reward in map(float, rewards) if reward == reward]
+        if not new:
             return
-        n, k = self.scored[slot], len(new)
-        low, high = np.fmin(self.min[slot], new.min()), np.fmax(self.max[slot], new.max())
-        delta = new.mean() - self.mean[slot]
-        m2 = self.m2[slot] + ((new - new.mean()) ** 2).sum() + delta * delta * n * k / (n + k)
-        self.mean[slot] = low if low == high else self.mean[slot] + delta * k / (n + k)
+        n, k, mean = int(self.scored[slot]), len(new), float(self.mean[slot])
+        new_mean = math.fsum(new) / k
+        low, high = min(new), max(new)
+        if n:
+            low, high = min(low, float(self.min[slot])), max(high, float(self.max[slot]))
+        delta = new_mean - mean
+        m2 = float(self.m2[slot]) + math.fsum((reward - new_mean) ** 2 for reward in new) + delta * delta * n * k / (n + k)
+        self.mean[slot] = low if low == high else mean + delta * k / (n + k)
         self.m2[slot] = 0.0 if low == high else m2
         self.min[slot], self.max[slot] = low, high
         self.scored[slot] = n + k
-        self.successes[slot] += int((new >= threshold).sum())
+        self.successes[slot] += sum(reward >= threshold for reward in new)
 
 
 @dataclass(frozen=True, eq=False)
