@@ -5,8 +5,6 @@ import sys
 import zipfile
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 
 LOAD_QWEN2 = """
@@ -42,7 +40,6 @@ def test_kernels_is_a_plain_folder_behind_a_relative_symlink():
 
 
 def test_wheel_holds_vipfast_kernels_and_the_starter_and_no_top_level_kernels(tmp_path):
-    pytest.importorskip("setuptools")
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", tmp_path, ROOT], check=True
     )

@@ -127,7 +127,8 @@ def test_options_of_another_allocator_are_told():
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
-    torch = pytest.importorskip("torch")
+    import torch
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match="--device cuda: .* sees no GPU"):
         resolved(Config(threads=1, device="cuda"))

@@ -263,7 +263,6 @@ def test_missing_board_is_named_with_its_remedy(tmp_path, monkeypatch, name):
 
 
 def test_tensorboard_is_purged_from_the_step_after_the_checkpoint(tmp_path):
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     with report(tmp_path, trackers=("tensorboard",)) as telemetry:

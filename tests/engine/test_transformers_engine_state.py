@@ -5,83 +5,11 @@ import copy
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from decoding import PAD, PROMPTS, V, assert_aligned, count_forwards, qwen2, request, run, texts
 
-from vipfast import streams
-from vipfast.engine.base import Request, Sampling
+from vipfast.engine.base import Sampling
 from vipfast.engine.transformers import TransformersEngine
 from vipfast.errors import SyncError
-
-V, PAD = 23, 22
-PROMPTS = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [4], [7, 7, 1], [3, 9, 20, 5, 5, 2]]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def qwen2(tied=True, **kwargs):
-    """Large random weights, so that texts depend on their context."""
-    torch.manual_seed(1)
-    shape = dict(vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
-    shape |= dict(num_key_value_heads=2, max_position_embeddings=64, bos_token_id=None, eos_token_id=None, pad_token_id=None)
-    model = Qwen2ForCausalLM(Qwen2Config(**{**shape, "tie_word_embeddings": tied, **kwargs})).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.normal_(0, 0.3)
-    return model
-
-
-def request(slot, tokens, count=2, first=0, step=0, stream=streams.TRAIN):
-    return Request(slot, np.array(tokens), f"uid{slot}", step, first, count, stream)
-
-
-def drain(engine):
-    finished = []
-    while engine.pending:
-        finished += engine.step()
-    return finished
-
-
-def run(engine, requests):
-    engine.submit(requests)
-    return {(f.slot, f.index): f for f in drain(engine)}
-
-
-def texts(results):
-    return {key: f.tokens.tolist() for key, f in results.items()}
-
-
-def log_probs(model, prompt, tokens, temperature=1.0):
-    """log_softmax of one plain forward pass over prompt + tokens, at the positions that predict the tokens."""
-    training = model.training
-    model.eval()
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *tokens]])).logits[0]
-    model.train(training)
-    logp = torch.log_softmax(logits[len(prompt) - 1 : -1] / temperature, -1)
-    return logp.gather(1, torch.tensor(tokens)[:, None])[:, 0].numpy()
-
-
-def assert_aligned(model, results, prompts=PROMPTS, temperature=1.0, atol=1e-5):
-    assert results
-    for (slot, _), f in results.items():
-        assert len(f.tokens) == len(f.logp) > 0
-        np.testing.assert_allclose(f.logp, log_probs(model, prompts[slot], f.tokens.tolist(), temperature), atol=atol, rtol=0)
-
-
-def count_forwards(model):
-    """A list that gets (rows, tokens per row) of every forward pass from now on."""
-    seen = []
-    body = model.get_input_embeddings()
-    body.register_forward_pre_hook(lambda module, args: seen.append(tuple(args[0].shape)))
-    return seen
-
 
 # work that is done, and work that is not
 

@@ -83,7 +83,8 @@ def test_another_transform_of_the_logits_is_refused():
 
 
 def test_lora_on_the_head_is_refused():
-    peft = pytest.importorskip("peft")
+    import peft
+
     model = peft.get_peft_model(qwen2(), peft.LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
     with pytest.raises(UsageError, match="leave the head out"):
         Policy(model, "float32", "cpu", 1.0, train=True)
