@@ -1,6 +1,7 @@
 """Packaging: ``pip install -e .`` for the laptop, ``.[gpu]`` for a GPU node, ``.[test]`` for the tests.
 
-Of ``gpu``, peft and datasets are used today; Triton and CuPy are for the kernels to come, as ``vllm`` is for its engine.
+Triton is in ``test`` too: it interprets kernels on a CPU and compiles them for GPUs that are not there. Of ``gpu``, CuPy is for
+the predictor on the GPU to come, as ``vllm`` is for its engine.
 """
 
 from setuptools import find_packages, setup
@@ -37,8 +38,9 @@ setup(
             "ruff>=0.9,<1",
             "peft>=0.15,<1",
             "tensorboard>=2.14,<3",
+            "triton>=3.5,<4; platform_system == 'Linux'",
         ],
-        "gpu": ["triton>=3.5", "cupy-cuda12x>=13.4,<15", "peft>=0.15,<1", "datasets>=3,<6"],
+        "gpu": ["triton>=3.5,<4", "cupy-cuda12x>=13.4,<15", "peft>=0.15,<1", "datasets>=3,<6"],
         "vllm": ["vllm>=0.11"],
         "trackers": ["tensorboard>=2.14,<3", "wandb>=0.19,<1", "trackio>=0.2,<1"],
     },

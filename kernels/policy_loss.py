@@ -1,119 +1,36 @@
 """Rewards and token log-probs to the policy-gradient loss and its derivative, in one pass.
 
-Letters: B prompts of the whole step, R its rollouts, r the rollouts in hand, T their tokens (those of rows_r alone).
+Letters: B prompts of the whole step, R its rollouts, r the rollouts in hand, T their tokens (those of rows_r alone), P tiles of
+tokens, K sums.
 
-Formula, token t of rollout i (advantage A, weight w, clip bounds lo and hi, old = log-prob before the step's first update):
-    rho  = exp(logp - old)                     v = min(exp(old - sampler), ratio_cap), no gradient
-    l    = -v min(rho A, clip(rho, 1 - lo, 1 + hi) A) + beta (e^d - d - 1),   d = ref - logp
-    loss = sum w l
+Formula: loss = sum of w_i l(A_i, log-probs of the token), the token loss of token_loss with the advantages of group_advantage.
 
-Gradient:
-    dl/dlogp = -v rho A [not (A > 0 and rho > 1 + hi)] [not (A < 0 and rho < 1 - lo)] + beta (1 - e^d)
+Gradient, formed in the forward pass: d loss / d logp_T = w_i dl/dlogp. backward only multiplies by the upstream scalar.
 
-Every exponent is clamped before exp, so neither value nor derivative overflows.
-
-Bytes moved per token in fp32: reads logp, sampler, (old), (ref), mask = 9 to 17; writes dlogp = 4. Group statistics are [R].
+Bytes moved per token in fp32: reads logp, sampler, (old), (ref), mask = 9 to 17; writes dlogp = 4. The rest is [R] or [P].
 """
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-STD_FLOOR = 1e-4
-"""Added to a group's standard deviation by the grpo estimator."""
+from vipfast.kernels.group_advantage import ESTIMATORS, group_advantages_ref, group_statistics, row_advantage
+from vipfast.kernels.launch import backend_of, launch, tl, triton
+from vipfast.kernels.token_loss import SUMS, TokenTerms, token_loss, token_loss_ref
 
-EXPONENT_MAX = 20.0
-"""Largest argument of any exp here: e^20 is 4.9e8, far beyond every clip bound and far below overflow."""
+TILE_BYTES, BLOCK_PARTIALS = 2048, 8192
 
-
-class Groups(NamedTuple):
-    """What an estimator may look at besides a rollout's deviation from its baseline."""
-
-    group_R: Tensor  # int64, prompt slot of each row
-    count_B: Tensor  # float64, rows that carry a reward and are in use
-    counted_R: Tensor  # bool, those rows
-    fixed_B: Tensor  # bool, the baseline was given and not taken from the group
-
-
-def rloo(deviation_R: Tensor, groups: Groups) -> Tensor:
-    """r - mean of the others = n / (n - 1) (r - mean of all); a given baseline is already apart from the rollout."""
-    factor_B = groups.count_B / (groups.count_B - 1).clamp(min=1)
-    return deviation_R * torch.where(groups.fixed_B, 1.0, factor_B)[groups.group_R]
-
-
-def dr_grpo(deviation_R: Tensor, groups: Groups) -> Tensor:
-    """r - mean of all, undivided."""
-    return deviation_R
-
-
-def grpo(deviation_R: Tensor, groups: Groups) -> Tensor:
-    """Deviation over (its root mean square in the group + 1e-4): the population std when the baseline is the group's mean."""
-    squares_B = segment_sum(torch.where(groups.counted_R, deviation_R, 0.0).square(), groups.group_R, groups.count_B)
-    std_B = (squares_B / groups.count_B.clamp(min=1)).sqrt()
-    return deviation_R / (std_B + STD_FLOOR)[groups.group_R]
-
-
-ESTIMATORS: dict[str, Callable[[Tensor, Groups], Tensor]] = {"rloo": rloo, "dr_grpo": dr_grpo, "grpo": grpo}
-
-
-def segment_sum(value_R: Tensor, group_R: Tensor, like_B: Tensor) -> Tensor:
-    return torch.zeros_like(like_B).index_add_(0, group_R, value_R)
-
-
-def group_advantages_ref(reward_R, group_offsets, use_R, baseline_B, estimator: str, device=None) -> Tensor:
-    """Advantage of every rollout of a step within its own group, statistics in float64 and two passes.
-
-    Args:
-        reward_R: float [R], NaN = unscored: out of the baseline, advantage 0.
-        group_offsets: int [B+1], rollouts of prompt q are rows ``group_offsets[q]:group_offsets[q+1]``; groups may be empty.
-        use_R: bool [R], rows that enter the update; the others are out of the baseline too, advantage 0.
-        baseline_B: float [B], NaN = from the group; a number replaces the group's baseline (so a constant group has signal).
-        estimator: "rloo", "dr_grpo" or "grpo".
-
-    Returns:
-        float64 [R]. Exactly 0 for groups of 0 or 1 counted rollouts and for constant ones (max == min), given baselines apart.
-    """
-    reward_R = torch.as_tensor(reward_R, device=device).double()
-    device = reward_R.device
-    offsets = torch.as_tensor(group_offsets, device=device)
-    baseline_B = torch.as_tensor(baseline_B, device=device).double()
-    B = len(offsets) - 1
-    group_R = torch.repeat_interleave(torch.arange(B, device=device), offsets.diff(), output_size=len(reward_R))
-
-    counted_R = torch.as_tensor(use_R, device=device) & ~reward_R.isnan()
-    zeros_B = reward_R.new_zeros(B)
-    count_B = segment_sum(counted_R.double(), group_R, zeros_B)
-    mean_B = segment_sum(torch.where(counted_R, reward_R, 0.0), group_R, zeros_B) / count_B.clamp(min=1)
-    # Rounding leaves a group of equal non-dyadic rewards a tiny variance, so whether it is constant is asked of the rewards.
-    inf = float("inf")
-    max_B = torch.full_like(zeros_B, -inf).scatter_reduce_(0, group_R, torch.where(counted_R, reward_R, -inf), "amax")
-    min_B = torch.full_like(zeros_B, inf).scatter_reduce_(0, group_R, torch.where(counted_R, reward_R, inf), "amin")
-
-    fixed_B = ~baseline_B.isnan()
-    live_R = counted_R & (fixed_B | (max_B > min_B))[group_R]
-    deviation_R = torch.where(live_R, reward_R - torch.where(fixed_B, baseline_B, mean_B)[group_R], 0.0)
-    advantage_R = ESTIMATORS[estimator](deviation_R, Groups(group_R, count_B, counted_R, fixed_B))
-    return torch.where(live_R, advantage_R, 0.0)
-
-
-class TokenTerms(NamedTuple):
-    """What the loss needs of each token besides log-probs."""
-
-    advantage_T: Tensor
-    weight_T: Tensor
-    trained_T: Tensor  # bool: sampled by the policy, in a row that is scored and in use
+VECTOR = tl.constexpr(4)
+"""Neighbouring tokens of one thread: 16 bytes of fp32, and one layout for columns of every width."""
 
 
 class PolicyLoss(NamedTuple):
-    """loss: scalar. dlogp_T: d loss / d logp. ratio_T: exp(logp - old), 1 where untrained.
-    sums: 0-d float64 tensors that ``add_sums`` merges over micro-batches.
-    """
+    """loss: float64 scalar, differentiable in logp_T. dlogp_T: d loss / d logp, not differentiable. sums: as of TokenLoss."""
 
     loss: Tensor
     dlogp_T: Tensor
-    ratio_T: Tensor
     sums: dict[str, Tensor]
 
 
@@ -134,60 +51,6 @@ def token_terms_ref(
     return TokenTerms(advantage_R[row_T].to(like_T.dtype), weight_R[row_T].to(like_T.dtype), trained_T)
 
 
-def clipped_surrogate(advantage_T: Tensor, ratio_T: Tensor, low_T: Tensor, high_T: Tensor, bounds: tuple[float, float]):
-    """-min(rho A, clip(rho) A) and its derivative by logp; low_T and high_T mark the clipped tokens."""
-    value_T = -torch.minimum(ratio_T * advantage_T, ratio_T.clamp(*bounds) * advantage_T)
-    return value_T, torch.where(low_T | high_T, 0.0, -ratio_T * advantage_T)
-
-
-def k3(logp_T: Tensor, ref_T: Tensor):
-    """e^d - d - 1 with d = ref - logp, and its derivative by logp (Schulman's low-variance KL estimate)."""
-    d_T = ref_T - logp_T
-    exp_T = bounded_exp(d_T)
-    return exp_T - d_T - 1, 1 - exp_T
-
-
-def bounded_exp(x: Tensor) -> Tensor:
-    return x.clamp(max=EXPONENT_MAX).exp()
-
-
-def token_loss_ref(
-    terms: TokenTerms, logp_T: Tensor, sampler_logp_T: Tensor, old_logp_T: Tensor | None, ref_logp_T: Tensor | None,
-    clip_low: float, clip_high: float, beta: float, ratio_cap: float,
-) -> PolicyLoss:  # fmt: skip
-    """The token-wise part: no statistic of the batch enters, so any slice of the tokens may be passed."""
-    advantage_T, weight_T, trained_T = terms
-    # Slots that are not trained may hold anything, NaN included: they are overwritten before arithmetic and zeroed after.
-    sampler_T = torch.where(trained_T, sampler_logp_T.to(logp_T), logp_T)
-    old_T = logp_T if old_logp_T is None else torch.where(trained_T, old_logp_T.to(logp_T), logp_T)
-    ratio_T = bounded_exp(logp_T - old_T)
-    raw_T = bounded_exp(old_T - sampler_T)
-    low_T = trained_T & (advantage_T < 0) & (ratio_T < 1 - clip_low)
-    high_T = trained_T & (advantage_T > 0) & (ratio_T > 1 + clip_high)
-
-    value_T, slope_T = clipped_surrogate(advantage_T, ratio_T, low_T, high_T, (1 - clip_low, 1 + clip_high))
-    weighted_T = weight_T * raw_T.clamp(max=ratio_cap)
-    loss_T, dlogp_T = weighted_T * value_T, weighted_T * slope_T
-    kl_T = torch.zeros_like(logp_T)
-    if ref_logp_T is not None:
-        kl_T, kl_slope_T = k3(logp_T, torch.where(trained_T, ref_logp_T.to(logp_T), logp_T))
-        loss_T, dlogp_T = loss_T + beta * weight_T * kl_T, dlogp_T + beta * weight_T * kl_slope_T
-
-    def total(x_T: Tensor) -> Tensor:
-        return torch.where(trained_T, x_T, 0.0).sum(dtype=torch.float64)
-
-    sums = {
-        "tokens": trained_T.sum(dtype=torch.float64),
-        "clip_low": low_T.sum(dtype=torch.float64),
-        "clip_high": high_T.sum(dtype=torch.float64),
-        "kl": total(kl_T),
-        "ratio_raw": total(raw_T),
-        "ratio_raw_max": torch.where(trained_T, raw_T, 0.0).amax().double() if len(raw_T) else total(raw_T),
-        "gap": total((old_T - sampler_T).abs()),
-    }
-    return PolicyLoss(total(loss_T), torch.where(trained_T, dlogp_T, 0.0), ratio_T, sums)
-
-
 def add_sums(total: dict[str, Tensor], part: dict[str, Tensor]) -> dict[str, Tensor]:
     """Merge the sums of two disjoint sets of tokens."""
     if not total:
@@ -196,13 +59,236 @@ def add_sums(total: dict[str, Tensor], part: dict[str, Tensor]) -> dict[str, Ten
 
 
 def policy_loss_ref(
-    reward_R, group_offsets, plan: Any, rows_r, token_offsets, logp_T, sampler_logp_T, old_logp_T, ref_logp_T, loss_mask_T,
-    weight_R, estimator: str, *rule: float,
+    reward_R, group_offsets, plan: Any, rows_r, token_offsets, sampler_logp_T, old_logp_T, ref_logp_T, loss_mask_T,
+    weight_R, estimator: str, rule: tuple[float, float, float, float], logp_T: Tensor,
 ) -> PolicyLoss:  # fmt: skip
     """Plain torch twin of ``policy_loss``, any dtype; ``rule`` is clip_low, clip_high, beta, ratio_cap."""
-    logp_T = logp_T.detach()
     terms = token_terms_ref(reward_R, group_offsets, plan, rows_r, token_offsets, loss_mask_T, weight_R, estimator, logp_T)
-    return token_loss_ref(terms, logp_T, sampler_logp_T, old_logp_T, ref_logp_T, *rule)
+    found = token_loss_ref(terms, logp_T, sampler_logp_T, old_logp_T, ref_logp_T, *rule)
+    return PolicyLoss(found.loss, found.dlogp_T, found.sums)
+
+
+@triton.jit
+def load_tokens(p, o_T, num_left, FULL: tl.constexpr, dtype: tl.constexpr):
+    # A mask of unknown alignment would narrow every load to one token, so full tiles go without.
+    return (tl.load(p + o_T) if FULL else tl.load(p + o_T, mask=o_T < num_left, other=0)).to(dtype)
+
+
+@triton.jit
+def row_terms(p_reward, p_use, p_weight, p_statistics, p_rows, p_group, i, dtype: tl.constexpr):
+    """Advantage, weight and whether it counts of the i-th row in hand; p_group holds 1 + its group."""
+    i_row = tl.load(p_rows + i)
+    advantage, counted = row_advantage(p_reward, p_use, p_statistics, i_row, tl.load(p_group + i) - 1)
+    return advantage.to(dtype), tl.load(p_weight + i_row).to(dtype), counted
+
+
+@triton.jit
+def policy_loss_tile(
+    p_logp, p_sampler, p_old, p_ref, p_mask, p_reward, p_use, p_weight, p_statistics, p_rows, p_group, p_offsets, p_first,
+    p_dlogp, p_partial, num_tokens, num_rows, clip_low, clip_high, beta, ratio_cap, i_tile, FULL: tl.constexpr,
+    BT: tl.constexpr,
+):  # fmt: skip
+    dtype: tl.constexpr = p_partial.dtype.element_ty
+    o_tile = i_tile * BT
+    num_left = num_tokens - o_tile
+    o_T = tl.max_contiguous(tl.arange(0, BT), VECTOR)
+    b_logp = load_tokens(p_logp + o_tile, o_T, num_left, FULL, dtype)
+    b_sampler = load_tokens(p_sampler + o_tile, o_T, num_left, FULL, dtype)
+    b_old = b_logp if p_old is None else load_tokens(p_old + o_tile, o_T, num_left, FULL, dtype)
+    b_ref = b_logp if p_ref is None else load_tokens(p_ref + o_tile, o_T, num_left, FULL, dtype)
+
+    # Rows follow each other, so each one overwrites its predecessor from its first token on. The first is made to depend on all
+    # that was loaded: the loop's values then keep the layout of the loads, and no load is put off until after the loop. A NaN
+    # changes nothing by it: a trained one makes the loss NaN whatever its advantage and weight are.
+    i_first, i_last = tl.load(p_first + i_tile) - 1, tl.minimum(tl.load(p_first + i_tile + 1), num_rows) - 1
+    advantage, weight, counted = row_terms(p_reward, p_use, p_weight, p_statistics, p_rows, p_group, i_first, dtype)
+    b_known = b_logp + b_sampler
+    if p_old is not None:
+        b_known += b_old
+    if p_ref is not None:
+        b_known += b_ref
+    m_known = b_known == b_known
+    b_advantage, b_weight = tl.where(m_known, advantage, 0.0), tl.where(m_known, weight, 0.0)
+    b_counted = tl.where(m_known, counted.to(dtype), -counted.to(dtype))
+    for i in range(i_first + 1, i_last + 1):
+        advantage, weight, counted = row_terms(p_reward, p_use, p_weight, p_statistics, p_rows, p_group, i, dtype)
+        m_row = o_T >= tl.minimum(tl.load(p_offsets + i) - o_tile, BT).to(tl.int32)
+        b_advantage, b_weight = tl.where(m_row, advantage, b_advantage), tl.where(m_row, weight, b_weight)
+        b_counted = tl.where(m_row, counted.to(dtype), b_counted)
+
+    m_trained = b_counted != 0.0
+    if not FULL:
+        m_trained = m_trained & (o_T < num_left)
+    if p_mask is not None:
+        m_trained = m_trained & (load_tokens(p_mask + o_tile, o_T, num_left, FULL, tl.int8) != 0)
+    # Slots that are not trained may hold anything, NaN included: overwritten, they add 0 to everything but raw.
+    b_trained = tl.where(m_trained, 1.0, 0.0).to(dtype)
+    b_logp, b_sampler = tl.where(m_trained, b_logp, 0.0), tl.where(m_trained, b_sampler, 0.0)
+    b_old, b_ref = tl.where(m_trained, b_old, 0.0), tl.where(m_trained, b_ref, 0.0)
+    b_advantage = tl.where(m_trained, b_advantage, 0.0)
+    b_loss, b_dlogp, _, b_raw, b_kl, m_low, m_high = token_loss(
+        b_logp, b_old, b_sampler, b_ref, b_advantage, b_weight, clip_low, clip_high, beta, ratio_cap,
+        HAS_REF=p_ref is not None, HAS_OLD=p_old is not None,
+    )  # fmt: skip
+    b_dlogp = b_dlogp.to(p_dlogp.dtype.element_ty)
+    if FULL:
+        tl.store(p_dlogp + o_tile + o_T, b_dlogp)
+    else:
+        tl.store(p_dlogp + o_tile + o_T, b_dlogp, mask=o_T < num_left)
+
+    b_raw *= b_trained
+    raw = tl.sum(b_raw)
+    tokens = tl.sum(b_trained)
+    low = tl.sum(m_low.to(tl.int32)) if p_old is not None else 0
+    high = tl.sum(m_high.to(tl.int32)) if p_old is not None else 0
+    kl = tl.sum(b_kl) if p_ref is not None else 0.0
+    p_partial += i_tile
+    num_tiles = tl.num_programs(0).to(tl.int64)
+    tl.store(p_partial, tl.sum(b_loss))
+    tl.store(p_partial + num_tiles, tokens)
+    tl.store(p_partial + 2 * num_tiles, low)
+    tl.store(p_partial + 3 * num_tiles, high)
+    tl.store(p_partial + 4 * num_tiles, kl)
+    tl.store(p_partial + 5 * num_tiles, raw)
+    # A maximum may pass over a NaN, which the sum keeps.
+    tl.store(p_partial + 6 * num_tiles, tl.where(raw == raw, tl.max(b_raw), raw))
+    tl.store(p_partial + 7 * num_tiles, tl.sum(tl.abs(b_old - b_sampler)))
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_rows"])
+def policy_loss_kernel(
+    p_logp, p_sampler, p_old, p_ref, p_mask, p_reward, p_use, p_weight, p_statistics, p_rows, p_group, p_offsets, p_first,
+    p_dlogp, p_partial, num_tokens: tl.int64, num_rows: tl.int64,
+    clip_low: tl.float64, clip_high: tl.float64, beta: tl.float64, ratio_cap: tl.float64, BT: tl.constexpr,
+):  # fmt: skip
+    """One program per tile of BT tokens; partial sums go to p_partial [K, P], K = loss and SUMS."""
+    i_tile = tl.program_id(0).to(tl.int64)
+    if (i_tile + 1) * BT <= num_tokens:
+        policy_loss_tile(
+            p_logp, p_sampler, p_old, p_ref, p_mask, p_reward, p_use, p_weight, p_statistics, p_rows, p_group, p_offsets,
+            p_first, p_dlogp, p_partial, num_tokens, num_rows, clip_low, clip_high, beta, ratio_cap, i_tile, True, BT,
+        )  # fmt: skip
+    else:
+        policy_loss_tile(
+            p_logp, p_sampler, p_old, p_ref, p_mask, p_reward, p_use, p_weight, p_statistics, p_rows, p_group, p_offsets,
+            p_first, p_dlogp, p_partial, num_tokens, num_rows, clip_low, clip_high, beta, ratio_cap, i_tile, False, BT,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_partials", "max_bits"])
+def reduce_partials(p_partial, p_total, num_partials: tl.int64, max_bits: tl.int64, BP: tl.constexpr):
+    """One program per sum, in a fixed order; bit k of max_bits makes the k-th a maximum of numbers >= 0."""
+    i_sum = tl.program_id(0).to(tl.int64)
+    b_total = tl.zeros([BP], tl.float64)
+    b_largest = tl.zeros([BP], tl.float64)
+    for o in range(0, num_partials, BP):
+        o_P = o + tl.arange(0, BP)
+        b_part = tl.load(p_partial + i_sum * num_partials + o_P, mask=o_P < num_partials, other=0.0).to(tl.float64)
+        b_total += b_part
+        b_largest = tl.maximum(b_largest, b_part)
+    total = tl.sum(b_total)
+    is_max = ((max_bits >> i_sum) & 1) != 0
+    # The sum tells whether a NaN was among them; a maximum may pass over it.
+    tl.store(p_total + i_sum, tl.where(is_max & (total == total), tl.max(b_largest), total))
+
+
+def reduced(partial_KP: Tensor, names: tuple[str, ...]) -> dict[str, Tensor]:
+    """Sums over the partials of each name in float64, in a fixed order; maxima for names that end in _max."""
+    total_K = torch.empty(len(names), dtype=torch.float64, device=partial_KP.device)
+    max_bits = sum(1 << k for k, name in enumerate(names) if name.endswith("_max"))
+    launch(reduce_partials, len(names), partial_KP, total_K, partial_KP.shape[1], max_bits, BP=BLOCK_PARTIALS, num_warps=16)
+    return dict(zip(names, total_K.unbind()))
+
+
+class Rows(NamedTuple):
+    """A step's statistics and the rows in hand, on the device of their tokens."""
+
+    reward_R: Tensor
+    use_R: Tensor
+    weight_R: Tensor  # float64
+    statistics_B2: Tensor
+    rows_r: Tensor  # int64
+    group_r: Tensor  # int64, 1 + the group of each row
+    token_offsets: Tensor  # int64 [r+1]
+
+
+def moved(x, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """On the device, without waiting for it."""
+    return torch.as_tensor(x).to(device, dtype, non_blocking=True).contiguous()
+
+
+def rows_on(device: torch.device, reward_R, group_offsets, plan: Any, rows_r, token_offsets, weight_R, estimator: str) -> Rows:
+    """Move what describes the step and the rows to a device and launch the group statistics."""
+    reward_R, use_R = moved(reward_R, device), moved(plan.use_R, device, torch.bool)
+    weight_R, baseline_B = moved(weight_R, device, torch.float64), moved(plan.baseline_B, device, torch.float64)
+    group_offsets, rows_r, token_offsets = (moved(x, device, torch.int64) for x in (group_offsets, rows_r, token_offsets))
+    statistics_B2 = group_statistics(reward_R, use_R, group_offsets, baseline_B, estimator)
+    group_r = torch.searchsorted(group_offsets, rows_r, right=True)
+    return Rows(reward_R, use_R, weight_R, statistics_B2, rows_r, group_r, token_offsets)
+
+
+def policy_loss_triton(
+    reward_R, group_offsets, plan: Any, rows_r, token_offsets, sampler_logp_T, old_logp_T, ref_logp_T, loss_mask_T,
+    weight_R, estimator: str, rule: tuple[float, float, float, float], logp_T: Tensor,
+) -> PolicyLoss:  # fmt: skip
+    """Launcher: group statistics, one pass over the tokens, the sums of its partials."""
+    T, device = len(logp_T), logp_T.device
+    rows = rows_on(device, reward_R, group_offsets, plan, rows_r, token_offsets, weight_R, estimator)
+    mask_T = None if loss_mask_T is None else moved(loss_mask_T, device, torch.bool)
+    dtype = torch.float64 if logp_T.dtype == torch.float64 else torch.float32
+    BT = TILE_BYTES // dtype.itemsize
+    num_tiles = triton.cdiv(T, BT)
+    starts_P = torch.arange(0, (num_tiles + 1) * BT, BT, device=device)
+    first_P = torch.searchsorted(rows.token_offsets, starts_P, right=True)
+    dlogp_T = torch.empty_like(logp_T)
+    partial_KP = torch.empty(1 + len(SUMS), num_tiles, dtype=dtype, device=device)
+    launch(
+        policy_loss_kernel, num_tiles, logp_T, sampler_logp_T, old_logp_T, ref_logp_T, mask_T,
+        rows.reward_R, rows.use_R, rows.weight_R, rows.statistics_B2, rows.rows_r, rows.group_r, rows.token_offsets, first_P,
+        dlogp_T, partial_KP, T, len(rows.rows_r), *rule, BT=BT, num_warps=1,
+    )  # fmt: skip
+    sums = reduced(partial_KP, ("loss", *SUMS))
+    return PolicyLoss(sums.pop("loss").clone(), dlogp_T, sums)
+
+
+def check_inputs(logp_T: Tensor, sampler_T: Tensor, old_T, ref_T, mask_T, token_offsets, estimator: str) -> None:
+    """Refuse what would be read wrongly.
+
+    Raises:
+        ValueError: naming argument, value and remedy.
+    """
+    if estimator not in ESTIMATORS:
+        raise ValueError(f"estimator {estimator!r}: must be one of {', '.join(ESTIMATORS)}")
+    columns = dict(logp_T=logp_T, sampler_logp_T=sampler_T, old_logp_T=old_T, ref_logp_T=ref_T)
+    for name, column in ((name, column) for name, column in columns.items() if column is not None):
+        if column.shape != logp_T.shape or column.ndim != 1 or column.device != logp_T.device:
+            raise ValueError(
+                f"{name} of shape {tuple(column.shape)} on {column.device}, logp_T of shape {tuple(logp_T.shape)} on "
+                f"{logp_T.device}: pass one value per token, all on one device"
+            )
+        if not column.is_contiguous():
+            raise ValueError(f"{name} has stride {column.stride()[0]}: pass {name}.contiguous()")
+    if mask_T is not None and len(mask_T) != len(logp_T):
+        raise ValueError(f"loss_mask_T has {len(mask_T)} entries for {len(logp_T)} tokens: pass one per token")
+    # Asking a device for a number would wait for it.
+    on_host = not isinstance(token_offsets, Tensor) or token_offsets.device.type == "cpu"
+    if on_host and int(token_offsets[-1]) != len(logp_T):
+        raise ValueError(f"token_offsets end at {int(token_offsets[-1])} for {len(logp_T)} tokens: pass those of rows_r alone")
+
+
+class _PolicyLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logp_T, compute):
+        result = compute(logp_T=logp_T)
+        ctx.save_for_backward(result.dlogp_T)
+        ctx.mark_non_differentiable(result.dlogp_T)
+        return tuple(result)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dloss, *_):
+        # Out of place: a second backward over a kept graph must find the same gradient.
+        return ctx.saved_tensors[0] * dloss, None
 
 
 def policy_loss(
@@ -223,6 +309,7 @@ def policy_loss(
     clip_high: float,
     beta: float,
     ratio_cap: float = 2.0,
+    backend: str | None = None,
 ) -> PolicyLoss:
     """Loss, d loss / d logp and the sums worth logging, for the tokens of some rows of a step.
 
@@ -235,7 +322,7 @@ def policy_loss(
         plan: has ``use_R`` bool [R] and ``baseline_B`` float [B], NaN = from the group.
         rows_r: int [r], the rows whose tokens follow.
         token_offsets: int [r+1], where each row's tokens lie in the T tokens.
-        logp_T: [T], under the policy being trained, at the sampling temperature.
+        logp_T: [T], under the policy being trained, at the sampling temperature; gradients reach it.
         sampler_logp_T, old_logp_T, ref_logp_T: [T]; old None means logp itself (one optimizer step), ref None means no KL term.
         loss_mask_T: bool [T], False for ids the policy did not sample; None trains all.
         weight_R: float [R], weight of each token of a row.
@@ -243,11 +330,19 @@ def policy_loss(
         clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high].
         beta: weight of the KL term.
         ratio_cap: cap of the trainer-to-sampler importance weight.
+        backend: "triton", "torch", or None for the device's own.
 
     Returns:
         PolicyLoss; ``sums``: tokens, clip_low, clip_high, kl, ratio_raw, ratio_raw_max, gap (sum of abs(old - sampler)).
+
+    Raises:
+        ValueError: columns of tokens that differ in length or device or have gaps in memory, token_offsets that do not end at
+            T, an unknown estimator, or a backend that cannot run here.
     """
-    return policy_loss_ref(
-        reward_R, group_offsets, plan, rows_r, token_offsets, logp_T, sampler_logp_T, old_logp_T, ref_logp_T, loss_mask_T,
-        weight_R, estimator, clip_low, clip_high, beta, ratio_cap,
+    check_inputs(logp_T, sampler_logp_T, old_logp_T, ref_logp_T, loss_mask_T, token_offsets, estimator)
+    run = policy_loss_triton if backend_of(backend, logp_T.device) == "triton" else policy_loss_ref
+    compute = partial(
+        run, reward_R, group_offsets, plan, rows_r, token_offsets, sampler_logp_T, old_logp_T, ref_logp_T, loss_mask_T,
+        weight_R, estimator, (clip_low, clip_high, beta, ratio_cap),
     )  # fmt: skip
+    return PolicyLoss(*_PolicyLoss.apply(logp_T, compute))

@@ -2,114 +2,81 @@
 
 Letters: T tokens, V vocabulary, D hidden, c tokens of a chunk.
 
-Formula, token t with hidden state h and target y:
-    raw = h W^T + b        z = softcap(scale raw) / temperature,   softcap(x) = cap tanh(x / cap)
-    logp = z_y - log sum e^z        entropy = log sum e^z - sum softmax(z) z
+Formula: logp and entropy of logit_rows.
 
 Gradient: none (reference policy, old log-probs, sync check). The gradient of the same logits is in policy_head.
 
-Bytes moved in fp32: reads 4 T D + 4 V D per chunk, writes 8 T; the logits, 4 c V at a time, never exist whole.
+Bytes moved in bf16, chunk by chunk: the matmul reads 2 c D + 2 V D and writes 2 c V; the pass reads 2 c V and writes 8 c. The
+logits, c V at a time, never exist whole. With Triton the matmul is the library's and the pass is one program per token.
 """
-
-import math
-from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 64 * 2**20
-"""Default size of one chunk's logits: large enough for full matmul speed, small beside any model."""
-
-
-class Head(NamedTuple):
-    """How a model turns hidden states into the logits that are sampled from, its weight and bias apart."""
-
-    temperature: float = 1.0
-    logit_scale: float = 1.0
-    softcap: float | None = None
-    vocab_size: int | None = None  # rows of the weight beyond it are padding and take no probability
-
-
-class Distribution(NamedTuple):
-    """probs_cV: softmax of the logits. logp_c, entropy_c: [c], of the targets.
-    slope_cV: d z / d raw beyond the constant factor scale / temperature, None without a soft-cap.
-    """
-
-    probs_cV: Tensor
-    logp_c: Tensor
-    entropy_c: Tensor
-    slope_cV: Tensor | None
-
-
-def compute_dtype(hidden_TD: Tensor) -> torch.dtype:
-    """fp64 stays fp64; everything else is computed in fp32."""
-    return torch.float64 if hidden_TD.dtype == torch.float64 else torch.float32
-
-
-def check_shapes(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> None:
-    """Refuse logits passed as hidden states and targets of another length.
-
-    Raises:
-        ValueError: naming the shapes.
-    """
-    if hidden_TD.ndim != 2 or hidden_TD.shape[1] != weight_VD.shape[1]:
-        raise ValueError(
-            f"hidden states of shape {tuple(hidden_TD.shape)} do not fit an output weight of shape {tuple(weight_VD.shape)}: "
-            "pass [tokens, hidden] states from before the head, not logits"
-        )
-    if len(targets_T) != len(hidden_TD):
-        raise ValueError(f"{len(targets_T)} targets for {len(hidden_TD)} hidden states: each state needs the id it predicts")
-
-
-def chunks(num_tokens: int, vocab_size: int, itemsize: int, chunk_bytes: int) -> Iterator[slice]:
-    """Slices of the tokens whose logits stay within ``chunk_bytes`` (one token at least); no tokens are one empty slice."""
-    size = max(1, chunk_bytes // (vocab_size * itemsize))
-    return (slice(start, min(start + size, num_tokens)) for start in range(0, max(num_tokens, 1), size))
-
-
-def distribution_ref(
-    hidden_cD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_c: Tensor, head: Head
-) -> Distribution:
-    """Logits of one chunk and what follows from them; hidden and weight are already in the dtype to compute in."""
-    z_cV = hidden_cD @ weight_VD.T
-    if bias_V is not None:
-        z_cV += bias_V
-    if head.logit_scale != 1.0:
-        z_cV *= head.logit_scale
-    slope_cV = None
-    if head.softcap is not None:
-        z_cV.div_(head.softcap).tanh_()
-        slope_cV = 1 - z_cV.square()
-        z_cV *= head.softcap
-    if head.temperature != 1.0:
-        z_cV /= head.temperature
-    z_cV -= z_cV.amax(-1, keepdim=True)
-    target_c = z_cV.gather(-1, targets_c[:, None])[:, 0]
-    # exp is 0 there in every dtype, while 0 * -inf in the entropy would be NaN.
-    z_cV.clamp_(min=-1e4)
-    probs_cV = z_cV.exp()
-    total_c = probs_cV.sum(-1)
-    log_total_c = total_c.log()
-    entropy_c = (log_total_c - torch.linalg.vecdot(probs_cV, z_cV) / total_c).clamp_(0, math.log(z_cV.shape[1]))
-    probs_cV /= total_c[:, None]
-    return Distribution(probs_cV, target_c - log_total_c, entropy_c, slope_cV)
+from vipfast.kernels.launch import backend_of, launch, tl, triton
+from vipfast.kernels.logit_rows import (
+    Head,
+    check_inputs,
+    chunk_budget,
+    chunks,
+    compute_dtype,
+    distribution_ref,
+    operands,
+    row_arguments,
+    row_entropy,
+    row_statistics,
+    target_logp,
+)
 
 
 @torch.no_grad()
 def token_logprob_ref(
-    hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, head: Head, bias_V: Tensor | None, chunk_bytes: int
+    hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, head: Head, bias_V: Tensor | None, chunk_bytes: int | None
 ) -> tuple[Tensor, Tensor]:
     """Plain torch twin of ``token_logprob``, any dtype."""
-    check_shapes(hidden_TD, weight_VD, targets_T)
     dtype = compute_dtype(hidden_TD)
     weight_VD = weight_VD[: head.vocab_size].to(dtype)
     bias_V = None if bias_V is None else bias_V[: head.vocab_size].to(dtype)
     logp_T = torch.empty(len(hidden_TD), dtype=dtype, device=hidden_TD.device)
     entropy_T = torch.empty_like(logp_T)
-    for part in chunks(len(hidden_TD), len(weight_VD), dtype.itemsize, chunk_bytes):
+    for part in chunks(len(hidden_TD), len(weight_VD), dtype.itemsize, chunk_budget(chunk_bytes, hidden_TD.device)):
         found = distribution_ref(hidden_TD[part].to(dtype), weight_VD, bias_V, targets_T[part], head)
         logp_T[part], entropy_T[part] = found.logp_c, found.entropy_c
+    return logp_T, entropy_T
+
+
+@triton.jit(do_not_specialize_on_alignment=["p_target", "p_logp", "p_entropy"])
+def token_logprob_kernel(
+    p_logits, p_bias, p_target, p_logp, p_entropy, stride, num_vocab,
+    inner: tl.float64, outer: tl.float64,
+    HAS_BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """One program per token: log-prob of its target and entropy from its row of logits."""
+    DTYPE: tl.constexpr = p_logp.dtype.element_ty
+    inner, outer = tl.full((), inner, DTYPE), tl.full((), outer, DTYPE)
+    i_T = tl.program_id(0).to(tl.int64)
+    p_row = p_logits + i_T * stride
+    top, total, moment = row_statistics(p_row, p_bias, stride, num_vocab, inner, outer, HAS_BIAS, HAS_SOFTCAP, BV)
+    i_y = tl.load(p_target + i_T)
+    logp = target_logp(p_row, p_bias, i_y, num_vocab, top, total, inner, outer, HAS_BIAS, HAS_SOFTCAP)
+    tl.store(p_logp + i_T, logp)
+    tl.store(p_entropy + i_T, row_entropy(num_vocab, total, moment))
+
+
+@torch.no_grad()
+def token_logprob_triton(
+    hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, head: Head, bias_V: Tensor | None, chunk_bytes: int | None
+) -> tuple[Tensor, Tensor]:
+    """Launcher: chunk by chunk, one matmul of the library into the buffer, one pass over it."""
+    ready = operands(hidden_TD, weight_VD, bias_V, head, chunk_bytes)
+    numbers, switches = row_arguments(ready, head)
+    logp_T = torch.empty(len(hidden_TD), dtype=compute_dtype(hidden_TD), device=hidden_TD.device)
+    entropy_T, targets_T = torch.empty_like(logp_T), targets_T.contiguous()
+    for cut in ready.cuts:
+        size = cut.stop - cut.start
+        logits_cV = torch.mm(ready.hidden_TD[cut], ready.weight_VD.T, out=ready.logits_cV[:size])
+        columns_c = (targets_T[cut], logp_T[cut], entropy_T[cut])
+        launch(token_logprob_kernel, size, logits_cV, ready.bias_V, *columns_c, *numbers, **switches)
     return logp_T, entropy_T
 
 
@@ -123,7 +90,8 @@ def token_logprob(
     logit_scale: float = 1.0,
     softcap: float | None = None,
     vocab_size: int | None = None,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int | None = None,
+    backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of each target and entropy of its distribution, without gradients.
 
@@ -135,13 +103,15 @@ def token_logprob(
         bias_V: [V] or None.
         logit_scale, softcap: the model's own transform of its logits, scale first.
         vocab_size: rows of the weight from here on are padding.
-        chunk_bytes: size of the logits held at a time.
+        chunk_bytes: size of the logits held at a time; None is CHUNK_BYTES, on CUDA CUDA_CHUNK_BYTES.
+        backend: "triton", "torch", or None for the device's own.
 
     Returns:
         logp_T, entropy_T: [T] in fp32 (fp64 for fp64 states), nats.
 
     Raises:
-        ValueError: states and weight do not fit.
+        ValueError: states and weight do not fit, the weight is a shard, or the backend cannot run here.
     """
-    head = Head(temperature, logit_scale, softcap, vocab_size)
-    return token_logprob_ref(hidden_TD, weight_VD, targets_T, head, bias_V, chunk_bytes)
+    check_inputs(hidden_TD, weight_VD, bias_V, targets_T)
+    run = token_logprob_triton if backend_of(backend, hidden_TD.device) == "triton" else token_logprob_ref
+    return run(hidden_TD, weight_VD, targets_T, Head(temperature, logit_scale, softcap, vocab_size), bias_V, chunk_bytes)

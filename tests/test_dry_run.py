@@ -112,9 +112,9 @@ def test_dataset_that_is_not_here_is_said_to_be_unknown():
 
 
 def test_the_heads_chunk_is_the_kernels_own():
-    from vipfast.kernels.token_logprob import CHUNK_BYTES
+    from vipfast.kernels.logit_rows import CHUNK_BYTES, CUDA_CHUNK_BYTES
 
-    assert memory.HEAD_CHUNK_BYTES == CHUNK_BYTES
+    assert memory.HEAD_CHUNK_BYTES == {"cpu": CHUNK_BYTES, "cuda": CUDA_CHUNK_BYTES}
 
 
 def test_memory_by_hand():
@@ -123,9 +123,58 @@ def test_memory_by_hand():
     assert parts["always"] == {"weights (float32)": 4000, "Adam state": 8000}
     # Keys and values of 2 layers, 2 heads of 2 numbers, 4 bytes: 64 bytes a token; 3 rollouts of 4 + 16 tokens.
     assert parts["generate"] == {"KV cache": 3 * 20 * 64, "logits of one position": 3 * 50 * 4}
-    # Per token and layer 4·8 + 2·8 + 2·4 + 4·16 = 120 numbers.
-    assert parts["update"]["activations"] == 10 * 2 * 120 * 4
-    assert parts["update"]["gradients"] == 4000
+    # Per token and layer 6·8 + 2·8 + 2·4 + 4·16 = 136 numbers; logits of 10 tokens and 50 ids.
+    assert parts["update"] == {
+        "gradients": 4000,
+        "activations": 10 * 2 * 136 * 4,
+        "the head's gradient as it is formed": 4 * 8 * 50,
+        "a chunk of logits, and as much twice over to work on it": 3 * 10 * 50 * 4,
+    }
+
+
+def test_memory_of_checkpointing_packing_and_kernels():
+    def update(device="cuda", **options):
+        config, _ = resolve(Config(**(RUN | {"device": device}), micro_batch_tokens=10, **options), ask_torch=False)
+        return memory.estimate(config, TINY, 4.0, {})["update"]
+
+    # On CUDA in bfloat16: 4·8 numbers of the residual stream, 8 + 4 of q and k in float32; 2·8 + 2·8 + 2·4 + 4·16 in bfloat16.
+    layer = (32 + 12) * 4 + 104 * 2
+    assert update()["activations"] == 10 * 2 * layer
+    assert update(gradient_checkpointing=True)["activations"] == 10 * (2 * 8 * 4 + layer)
+    # One buffer that the kernels work in, rather than three: smaller here than the 8·50 numbers of the head's gradient.
+    assert update(lora_rank=1)["a chunk of logits"] == 10 * 50 * 2
+    assert update()["the head's gradient once more, multiplied"] == 4 * 8 * 50 and "a chunk of logits" not in update()
+    assert update(kernels="off")["a chunk of logits, and as much twice over to work on it"] == 3 * 10 * 50 * 4
+    assert update("cpu", packing="varlen")["mask of a packed row"] == 100 * 5
+    assert "mask of a packed row" not in update(packing="rectangles")
+    assert "the head's gradient as it is formed" not in update(lora_rank=1)
+
+
+def test_the_estimate_of_activations_is_near_what_autograd_keeps():
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from vipfast.learn.policy import Policy
+
+    sizes = dict(hidden_size=64, intermediate_size=256, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2)
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=100, tie_word_embeddings=True, **sizes))
+    facts = ModelFacts("by hand", 0, 6, 64, 256, 4, 2, 16, 100, None)
+    for dtype in ("float32", "bfloat16"):
+        policy, kept = Policy(model, dtype, "cpu", 1.0, train=True), {}
+
+        def keep(tensor, kept=kept):
+            # weights, and bfloat16 copies of them, have no dimension of 512 tokens
+            if 512 in tensor.shape:
+                kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()  # held, so that no address comes twice
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            with torch.autocast("cpu", torch.bfloat16, enabled=policy.autocast):
+                states = policy.body(input_ids=torch.arange(512)[None] % 100, use_cache=False)[0]
+        assert states.requires_grad
+        config = Config(device="cpu", dtype=dtype, micro_batch_tokens=512)
+        estimate = memory.estimate(config, facts, 4.0, {})["update"]["activations"]
+        assert 0.9 < estimate / sum(storage.nbytes() for storage in kept.values()) < 1.1
 
 
 def test_memory_of_bfloat16_lora_and_reference():

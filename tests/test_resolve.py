@@ -1,5 +1,6 @@
 """What is decided by model, task and machine, and what is refused before anything is loaded."""
 
+import dataclasses
 import json
 import os
 
@@ -134,6 +135,69 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
         resolved(Config(threads=1, device="cuda"))
     config, lines = resolved(Config(threads=1))
     assert (config.device, config.dtype) == ("cpu", "float32") and "device = cpu (torch sees no GPU)" in lines
+
+
+def on_a_gpu(monkeypatch, capability=(9, 0)):
+    import torch
+
+    from vipfast.kernels import launch
+    from vipfast.learn import pack
+
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    monkeypatch.setattr(pack, "find_spec", lambda name: None)
+    for name, answer in (("is_available", True), ("get_device_name", "a GPU"), ("get_device_capability", capability)):
+        monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)
+
+
+@pytest.mark.parametrize(
+    ("options", "capability", "told"),
+    [
+        ({}, (9, 0), ["loss: Triton kernels (Triton ", "packing: rectangles (flash-attn is not installed)"]),
+        ({"kernels": "off"}, (9, 0), ["loss: plain torch, because asked for by --kernels off", "packing: rectangles"]),
+        ({"kernels": "required"}, (8, 0), ["loss: Triton kernels (asked for by --kernels required)", "packing: rectangles"]),
+        ({}, (7, 5), ["loss: plain torch, because sm_75 is older than sm_80", "packing: rectangles"]),
+        (
+            {"packing": "varlen"},
+            (9, 0),
+            ["loss: ", "packing: varlen (SDPA with a block-diagonal mask, because flash-attn is not"],
+        ),
+    ],
+    ids=str,
+)
+def test_what_runs_on_a_gpu_is_told_with_the_reason(monkeypatch, options, capability, told):
+    on_a_gpu(monkeypatch, capability)
+    config, lines = resolved(Config(threads=1, **options))
+    assert config.device == "cuda" and all(line.startswith(start) for line, start in zip(lines[-2:], told, strict=True))
+    assert resolved(config) == (config, [])
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (9, 0)])
+def test_required_kernels_are_refused_where_they_cannot_run(monkeypatch, capability):
+    on_a_gpu(monkeypatch, capability)
+    config = Config(threads=1, kernels="required")
+    if capability < (8, 0):
+        with pytest.raises(UsageError, match="--kernels required: sm_75 is older than sm_80; use --kernels auto"):
+            resolved(config)
+    with pytest.raises(UsageError, match="--kernels required: Triton runs on CUDA devices, not on cpu; use --kernels auto"):
+        resolved(dataclasses.replace(config, device="cpu"))
+    # a resolved config may come to another machine
+    config, _ = resolved(dataclasses.replace(config, kernels="auto", device="cpu"))
+    with pytest.raises(UsageError, match="--kernels required"):
+        resolved(dataclasses.replace(config, kernels="required"))
+
+
+def test_a_cpus_ordinary_way_is_not_told_and_another_is(monkeypatch):
+    from vipfast.kernels import launch
+
+    monkeypatch.setattr(launch, "INTERPRETED", True)
+    told = [line for line in resolved(Config(**CPU))[1] if line.startswith(("loss", "packing", "note"))]
+    assert told == []
+    assert "loss: Triton kernels (asked for by --kernels required)" in resolved(Config(**CPU, kernels="required"))[1]
+    lines = resolved(Config(**CPU, kernels="off", packing="varlen"))[1]
+    assert "note: --kernels off has no effect with --device cpu, where plain torch is the default" in lines
+    assert any(
+        line.startswith("packing: varlen (SDPA with a block-diagonal mask, because flash-attn runs on") for line in lines
+    )
 
 
 @pytest.mark.parametrize(

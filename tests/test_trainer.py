@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -218,6 +220,47 @@ def test_memory_handles_and_children_stay_flat(tmp_path):
     assert seen[50][0] <= 1.05 * seen[10][0] and seen[50][1] <= seen[10][1] and seen[50][2] == seen[10][2]
 
 
+def test_required_kernels_run_and_are_named_in_every_line(tmp_path):
+    def trained(name, **changes):
+        sizes = dict(steps=2, prompts_per_step=4, rollouts_per_prompt=4.0, heldout_prompts=1)
+        trainer = Trainer(small(tmp_path / name, **sizes, **changes))
+        trainer._check_sync = lambda: None  # 64 more prompts
+        assert trainer.run() == 0
+        return lines(tmp_path / name), {name: p.detach() for name, p in trainer.model.named_parameters()}
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shared = dict(allocator="uniform", max_new_tokens=4, dtype="float64", device=device)
+    (fused, weights), (plain, others) = (trained(kernels, kernels=kernels, **shared) for kernels in ("required", "off"))
+    assert {line["backend"] for line in fused} == {f"transformers+triton on {device}"}
+    assert {line["backend"] for line in plain} == {f"transformers+torch on {device}"}
+    assert any(line["train/grad_norm"] for line in plain[1:])
+    for ours, theirs in zip(fused[1:], plain[1:], strict=True):
+        assert ours["train/loss"] == pytest.approx(theirs["train/loss"], abs=1e-12)
+        assert ours["reward/mean"] == theirs["reward/mean"]
+    assert all(torch.allclose(weights[name], others[name], rtol=0, atol=1e-9) for name in others)
+
+
+def test_a_resumed_run_tells_anew_what_runs(tmp_path):
+    trainer = Trainer(small(tmp_path / "r", steps=0, packing="varlen"))
+    told = [note for note in trainer.notes if note.startswith("packing: varlen")]
+    trainer.run()
+    again = Trainer(small(tmp_path / "r", steps=1, packing="varlen"), resume=True)
+    assert len(told) == 1 and [note for note in again.notes if note.startswith("packing")] == told
+
+
+def test_a_step_runs_without_the_packages_of_the_command_line_and_the_extras(tmp_path):
+    code = (
+        "import sys\n"
+        "sys.modules |= dict.fromkeys(('tyro', 'rich', 'pyarrow', 'peft', 'datasets', 'pandas', 'sentence_transformers'))\n"
+        "from vipfast import Config, Trainer\n"
+        f"config = Config(device='cpu', threads=1, prompts_per_step=4, vigor_num_rounds=2, output_dir={str(tmp_path)!r})\n"
+        "trainer = Trainer(config)\n"
+        "print(trainer.train_step(1)[0]['budget/rollouts'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.split()[-1:] == ["32"], done.stderr
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -230,6 +273,8 @@ def test_memory_handles_and_children_stay_flat(tmp_path):
         {"predictor": "vip", "allocator": "vip", "objective": "dr_grpo"},
         {"temperature": 0.7, "top_p": 0.9},
         {"lora_rank": 4},
+        {"lora_rank": 4, "gradient_checkpointing": True},
+        {"packing": "varlen", "micro_batch_tokens": 512},
         {"dtype": "float64"},
         {"dtype": "bfloat16"},
     ],

@@ -186,12 +186,13 @@ def _memory(config: Config, pool: Pool, facts: ModelFacts, draws: list[Draw]) ->
         rows += [(phase, part, _size(size)) for part, size in parts.items()]
         total = sum(parts.values()) + (always if phase != "always" else 0)
         rows.append((phase, "= in all" if phase == "always" else "= in all, with what is always there", _size(total)))
+    recomputed = "layers' inputs and one layer computed again" if config.gradient_checkpointing else "without checkpointing"
     trained = f"{facts.lora_parameters(config.lora_rank):,} in adapters trained" if config.lora_rank else "all trained"
     notes = [
         f"{facts.num_parameters:,} parameters, {trained} ({facts.source})",
         f"{config.dtype} on {config.device}; sampler and learner share the weights",
         f"all rollouts at full length: {at_once['generate']:,} of a round at once, {at_once['evaluate']:,} of an evaluation",
-        f"activations of {config.micro_batch_tokens:,} tokens without checkpointing, attention scores not kept",
+        f"activations of {config.micro_batch_tokens:,} tokens, {recomputed}; attention scores not kept",
         "besides: Python, torch and transformers themselves, about 0.4 GB of main memory",
     ]
     return Table("memory", ("phase", "part", "estimate"), rows, notes)

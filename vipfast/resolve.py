@@ -1,6 +1,6 @@
 """Fill in the options that depend on model, task or machine, say what was chosen and why, and refuse early what cannot work.
 
-Nothing here loads a model, and torch is imported only to ask whether it sees a GPU.
+Nothing here loads a model, and torch is imported only to ask whether it sees a GPU and whether Triton runs there.
 """
 
 import dataclasses
@@ -65,9 +65,10 @@ def resolve(config: Config, ask_torch: bool = True) -> tuple[Config, list[str]]:
     fill("device", *_find_device(config, ask_torch))
     device = filled.get("device", config.device)
     fill("dtype", "bfloat16" if device == "cuda" else "float32", f"on {device}")
+    resolved = dataclasses.replace(config, **filled)
+    lines += backend_notes(resolved) if ask_torch else []
     # A config that comes here resolved has had its notes told.
-    notes = _idle_options(config) if filled else []
-    return dataclasses.replace(config, **filled), notes + lines
+    return resolved, _idle_options(config, device) + lines if filled else []
 
 
 def check_task(task: str) -> None:
@@ -162,7 +163,32 @@ def _find_device(config: Config, ask_torch: bool) -> tuple[str, str]:
     return "cpu", "torch sees no GPU"
 
 
-def _idle_options(config: Config) -> list[str]:
+def backend_notes(config: Config) -> list[str]:
+    """What computes the loss of a resolved config and how rollouts pass through the body, with the reasons; nothing where a CPU
+    does as CPUs do.
+
+    Raises:
+        UsageError: ``--kernels required``, and Triton cannot run.
+    """
+    lines = []
+    if config.device != "cpu" or config.kernels == "required":
+        # torch and Triton take seconds to import
+        from vipfast.kernels.launch import choose
+
+        try:
+            backend, reason = choose(config.device, config.kernels)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        lines.append(f"loss: Triton kernels ({reason})" if backend == "triton" else f"loss: plain torch, because {reason}")
+    if config.device != "cpu" or config.packing == "varlen":
+        from vipfast.learn.pack import choose_packing
+
+        packing = choose_packing(config.packing, config.device, config.dtype)
+        lines.append(f"packing: {packing.kind} ({packing.reason})")
+    return lines
+
+
+def _idle_options(config: Config, device: str) -> list[str]:
     """A line for each option that was changed but that this run does not read."""
     idle = {
         name: f"--allocator {config.allocator}" for a, names in _ONLY_FOR.items() if a != config.allocator for name in names
@@ -172,6 +198,8 @@ def _idle_options(config: Config) -> list[str]:
         idle |= {"clip_low": why, "clip_high": why}
     if config.task in ("arithmetic", CUSTOM):
         idle |= dict.fromkeys(("task_split", "prompt_field", "answer_field"), f"--task {config.task}")
+    if device == "cpu" and config.kernels == "off":
+        idle["kernels"] = "--device cpu, where plain torch is the default"
     defaults = Config()
     lines = [
         f"note: {flag(name)} {getattr(config, name)} has no effect with {why}"

@@ -22,7 +22,7 @@ from vipfast.errors import CheckpointError, RewardError, SyncError, UsageError
 from vipfast.evaluate import evaluate
 from vipfast.learn.learner import Learner
 from vipfast.policy import load_policy, load_reference, load_tokenizer
-from vipfast.resolve import resolve
+from vipfast.resolve import backend_notes, resolve
 from vipfast.rewards.grader import Grader, Reward
 from vipfast.rollout import collect
 from vipfast.select import EpochSelector
@@ -63,7 +63,8 @@ class Trainer:
             if config.steps < checkpoint.step_of(self.restored):
                 raise UsageError(f"--steps {config.steps}: the run is already at step {checkpoint.step_of(self.restored)}")
         config, chosen = resolve(config)
-        self.config, self.notes = config, self.notes + chosen
+        # A resumed run's options have been told; the machine it goes on with may be another.
+        self.config, self.notes = config, self.notes + (chosen or (backend_notes(config) if resume else []))
         torch.set_num_threads(config.threads)
         threadpool_limits(config.threads, user_api="blas")  # the predictor's NumPy; another count would also move its last bits
         self.run_dir = Path(config.output_dir)
@@ -201,7 +202,7 @@ class Trainer:
     def _log(self, metrics: dict, rollouts: Rollouts | None = None) -> None:
         common = {
             "allocator": self.allocator.name,
-            "backend": f"{self.engine.name}+torch on {self.config.device}",
+            "backend": f"{self.engine.name}+{self.learner.backend} on {self.config.device}",
             "memory/peak_bytes": peak_bytes(self.config.device),
             "time/checkpoint_s": self.checkpoint_s,
         }

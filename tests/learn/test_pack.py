@@ -1,8 +1,20 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vipfast.learn.pack import cut_rectangles, deal_prompts, pack, padding_share, ranges, rows_to_train
+from vipfast.learn import pack as module
+from vipfast.learn.pack import (
+    blank,
+    choose_packing,
+    cut_packed,
+    cut_rectangles,
+    deal_prompts,
+    pack,
+    padding_share,
+    ranges,
+    rows_to_train,
+)
 from vipfast.types import Prompt, Rollouts, StepPlan
 
 
@@ -40,6 +52,22 @@ def test_rectangle_by_hand():
         assert flat[position] == (step.tokens[token - 1] if k else step.prompts[step.group_R[row]].tokens[-1])
 
 
+def test_packed_row_by_hand():
+    step = ragged([1, 2], [2, 1], [3, 1, 2])
+    only, _ = pack(step, np.array([0, 1, 2]), 5, pad_id=36, kind="varlen")
+    t, p = step.tokens.tolist(), step.prompt_tokens.tolist()
+    # prompt of 2 and completion of 3: 4 inputs; prompt of 1 and completion of 1: 1 input; the third row's 2 would make 7
+    assert only.input_ids.tolist() == [p[:2] + t[:2] + p[2:]] and only.row_offsets.tolist() == [0, 4, 5]
+    assert only.rows_r.tolist() == [0, 1] and only.positions_T.tolist() == [1, 2, 3, 4] and only.targets_T.tolist() == t[:4]
+    assert only.token_offsets.tolist() == [0, 3, 4] and only.num_padding == 0 and padding_share([only]) == 0
+
+
+def test_a_blank_pass_holds_no_row():
+    empty = blank(36)
+    assert empty.input_ids.tolist() == [[36]] and not len(empty.rows_r) and not len(empty.positions_T)
+    assert empty.token_offsets.tolist() == [0]
+
+
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(1, 300))
 def test_every_row_once_within_the_budget(lengths, budget):
     lengths = np.array(lengths, int)
@@ -47,6 +75,36 @@ def test_every_row_once_within_the_budget(lengths, budget):
     assert sorted(np.concatenate([[], *cuts]).tolist()) == list(range(len(lengths)))
     for cut in cuts:
         assert len(cut) == 1 or len(cut) * lengths[cut].max() <= budget
+
+
+@given(st.lists(st.integers(1, 40), max_size=60), st.integers(1, 300))
+def test_packed_rows_hold_every_row_once_within_the_budget(lengths, budget):
+    lengths = np.array(lengths, int)
+    cuts = cut_packed(lengths, budget)
+    assert np.concatenate([[], *cuts]).tolist() == list(range(len(lengths)))
+    assert all(len(cut) == 1 or lengths[cut].sum() <= budget for cut in cuts)
+    # two neighbours always hold more than one budget, so there are at most twice as many as needed
+    assert all(lengths[a].sum() + lengths[b].sum() > budget for a, b in zip(cuts, cuts[1:]))
+
+
+@pytest.mark.parametrize(
+    ("packing", "device", "dtype", "installed", "expected"),
+    [
+        ("auto", "cpu", "float32", True, ("rectangles", None, "flash-attn runs on CUDA devices, not on cpu")),
+        ("auto", "cuda", "bfloat16", True, ("varlen", "flash_attention_2", "flash-attn's varlen attention")),
+        ("auto", "cuda", "float32", True, ("rectangles", None, "flash-attn takes --dtype bfloat16, not float32")),
+        ("auto", "cuda", "bfloat16", False, ("rectangles", None, "flash-attn is not installed")),
+        ("rectangles", "cuda", "bfloat16", True, ("rectangles", None, "asked for by --packing rectangles")),
+        ("varlen", "cuda", "bfloat16", True, ("varlen", "flash_attention_2", "flash-attn's varlen attention")),
+        (
+            "varlen", "cuda", "bfloat16", False,
+            ("varlen", None, "SDPA with a block-diagonal mask, because flash-attn is not installed"),
+        ),
+    ],
+)  # fmt: skip
+def test_packing_is_chosen_with_a_reason(monkeypatch, packing, device, dtype, installed, expected):
+    monkeypatch.setattr(module, "find_spec", lambda name: object() if installed else None)
+    assert choose_packing(packing, device, dtype) == expected
 
 
 def test_padding_share_on_short_arithmetic():

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from ragged_steps import configured, sampled
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
@@ -13,8 +14,14 @@ from transformers import (
 )
 
 from vipfast.errors import UsageError
-from vipfast.learn.pack import Rectangle
+from vipfast.learn.batch import StepTensors, upload
+from vipfast.learn.pack import MicroBatch, Packing, blank
 from vipfast.learn.policy import Policy
+from vipfast.learn.trainable import Trainable
+
+CPU = torch.device("cpu")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+VARLEN = Packing("varlen", None, "")
 
 SIZES = dict(
     vocab_size=37, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
@@ -41,9 +48,17 @@ def granite():
 def rectangle():
     """Row 0: prompt of 2, completion of 4; row 1: prompt of 3, completion of 1, then padding."""
     ids = np.array([[5, 6, 7, 8, 9], [11, 12, 13, 36, 36]])
-    return Rectangle(
-        np.arange(2), ids, np.array([1, 2, 3, 4, 7]), np.array([7, 8, 9, 10, 14]), np.arange(5), np.array([0, 4, 5]), 2
-    )
+    columns = np.array([1, 2, 3, 4, 7]), np.array([7, 8, 9, 10, 14]), np.arange(5), np.array([0, 4, 5])
+    (batch,) = upload([MicroBatch(np.arange(2), ids, *columns, 2)], CPU)
+    return batch
+
+
+def packed():
+    """The same two rows, one behind the other."""
+    ids = np.array([[5, 6, 7, 8, 9, 11, 12, 13]])
+    columns = np.array([1, 2, 3, 4, 7]), np.array([7, 8, 9, 10, 14]), np.arange(5), np.array([0, 4, 5])
+    (batch,) = upload([MicroBatch(np.arange(2), ids, *columns, 0, row_offsets=np.array([0, 5, 8]))], CPU)
+    return batch
 
 
 def dense(model, temperature):
@@ -57,17 +72,20 @@ def dense(model, temperature):
 
 @pytest.mark.parametrize("make", [qwen2, gemma2, cohere, granite])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_log_probs_are_the_models_own(make, temperature):
+@pytest.mark.parametrize("kind", ["rectangles", "varlen"])
+def test_log_probs_are_the_models_own(make, temperature, kind):
     torch.manual_seed(0)
     model = make().eval()
-    found = Policy(model, "float32", "cpu", temperature, train=True).logprob(rectangle())
+    policy = Policy(model, "float32", "cpu", temperature, train=True, packing=VARLEN._replace(kind=kind))
+    found = policy(packed() if kind == "varlen" else rectangle())
     assert torch.allclose(found.double(), dense(model, temperature), rtol=0, atol=1e-5)
 
 
 def test_dropout_is_off():
     torch.manual_seed(0)
     model = qwen2(attention_dropout=0.5).train()
-    found = Policy(model, "float64", "cpu", 1.0, train=True).logprob(rectangle())
+    policy = Policy(model, "float64", "cpu", 1.0, train=True)
+    found = policy.train()(rectangle())
     assert torch.allclose(found, dense(model.eval(), 1.0), rtol=0, atol=1e-6)
 
 
@@ -82,9 +100,64 @@ def test_another_transform_of_the_logits_is_refused():
         Policy(model, "float32", "cpu", 1.0, train=True)
 
 
-def test_lora_on_the_head_is_refused():
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "adapters",
+    [dict(target_modules=["q_proj", "lm_head"]), dict(target_modules=["q_proj"], modules_to_save=["lm_head"])],
+    ids=["lora", "saved"],
+)
+def test_adapters_on_the_head_are_refused(tied, adapters):
     import peft
 
-    model = peft.get_peft_model(qwen2(), peft.LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
-    with pytest.raises(UsageError, match="leave the head out"):
+    model = peft.get_peft_model(qwen2(tie_word_embeddings=tied), peft.LoraConfig(r=2, **adapters))
+    with pytest.raises(UsageError, match="leave the head out of LoRA's target modules and of modules_to_save"):
         Policy(model, "float32", "cpu", 1.0, train=True)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_adapters_on_all_linear_layers_leave_the_head_out(tied):
+    import peft
+
+    model = peft.get_peft_model(qwen2(tie_word_embeddings=tied), peft.LoraConfig(r=2, target_modules="all-linear"))
+    policy = Policy(model, "float32", "cpu", 1.0, train=True)
+    names = {name for name, p in policy.named_parameters() if p.requires_grad}
+    assert type(policy.lm_head) is torch.nn.Linear and not policy.lm_head.weight.requires_grad
+    assert len(names) == 2 * 7 * 2 and all("lora_" in name and "lm_head" not in name for name in names)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_pass_without_rows_has_a_loss_of_zero_and_gradients_of_zero(backend, tied):
+    policy = Policy(qwen2(tie_word_embeddings=tied), "float64", DEVICE, 1.0, train=True, backend=backend)
+    (batch,) = upload([blank(36)], policy.device)
+    step = sampled(qwen2())
+    tensors = StepTensors.of(Trainable.of(step, configured()), policy.device)
+    weight_R = torch.ones(step.num_rollouts, dtype=torch.float64, device=policy.device)
+    result = policy(batch, tensors.loss_arguments(batch, weight_R, configured()))
+    assert result.loss.item() == 0 and result.sums["tokens"].item() == 0
+    result.loss.backward()
+    assert all(p.grad is not None and not p.grad.any() for p in policy.parameters())
+
+
+def test_the_policy_holds_each_weight_under_one_name():
+    policy = Policy(qwen2(tie_word_embeddings=False), "float32", "cpu", 1.0, train=True)
+    own = {f"model.{name}" for name, _ in policy.model.named_parameters()}
+    assert {name for name, _ in policy.named_parameters()} == set(policy.state_dict()) == own
+
+
+def test_bfloat16_states_reach_the_head_over_float32_weights(monkeypatch):
+    from vipfast.learn import policy as module
+
+    seen = []
+
+    def watched(hidden_TD, weight_VD, *args, **kwargs):
+        seen.append((hidden_TD.dtype, weight_VD.dtype))
+        return original(hidden_TD, weight_VD, *args, **kwargs)
+
+    original = module.token_logprob
+    monkeypatch.setattr(module, "token_logprob", watched)
+    torch.manual_seed(0)
+    model = qwen2()
+    logp = Policy(model, "bfloat16", "cpu", 1.0, train=True)(rectangle())
+    assert seen == [(torch.bfloat16, torch.float32)] and logp.dtype == torch.float32
+    assert torch.allclose(logp.double(), dense(model, 1.0), rtol=0, atol=0.05)

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from vipfast.config import Config
 from vipfast.errors import NonFiniteError, SyncError, UsageError
-from vipfast.kernels.policy_head import policy_head
+from vipfast.kernels.launch import choose
 from vipfast.kernels.policy_loss import add_sums
-from vipfast.learn.pack import Rectangle, pack, padding_share
+from vipfast.learn.batch import StepTensors, upload
+from vipfast.learn.pack import MicroBatch, choose_packing, pack, padding_share
 from vipfast.learn.policy import Policy
 from vipfast.learn.schedule import learning_rate
 from vipfast.learn.trainable import Trainable
@@ -38,16 +39,25 @@ class Learner:
         ref_model: the policy KL is measured to; needed when config.beta > 0.
 
     Raises:
-        UsageError: no reference model for a KL term, or a model whose head is not a plain linear layer.
+        UsageError: no reference model for a KL term, a model whose head is not a plain linear layer, or one that cannot be
+            packed or recomputed as asked.
+        ValueError: config.kernels is "required" and Triton cannot run on the device.
+
+    Attributes: ``backend`` of the loss, "triton" or "torch".
     """
 
     def __init__(self, model: nn.Module, config: Config, pad_id: int, ref_model: nn.Module | None = None):
         if config.beta > 0 and ref_model is None:
             raise UsageError(f"--beta {config.beta}: a KL term needs a reference model; pass ref_model, or set --beta 0")
         self.config, self.pad_id = config, pad_id
-        where = (config.dtype, config.device, config.temperature)
-        self.policy = Policy(model, *where, train=True)
-        self.reference = Policy(ref_model, *where, train=False) if config.beta > 0 else None
+        self.backend, _ = choose(config.device, config.kernels)
+        self.packing = choose_packing(config.packing, config.device, config.dtype)
+        shared = dict(
+            dtype=config.dtype, device=config.device, temperature=config.temperature, backend=self.backend,
+            packing=self.packing, recompute=config.gradient_checkpointing,
+        )  # fmt: skip
+        self.policy = Policy(model, train=True, **shared)
+        self.reference = Policy(ref_model, train=False, **shared) if config.beta > 0 else None
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         # Norm gains and biases have no scale to shrink towards.
         groups = [
@@ -74,6 +84,7 @@ class Learner:
         """
         started = time.perf_counter()
         config, data = self.config, Trainable.of(rollouts, self.config)
+        tensors = StepTensors.of(data, self.policy.device)
         old_T, ref_T = self._logprobs(data, need_old=config.updates_per_step * config.epochs > 1)
         logprob_s = time.perf_counter() - started
         lr = learning_rate(config, step)
@@ -83,17 +94,17 @@ class Learner:
         losses, norms, packed = [], [], []
         first_sums, all_sums = {}, {}
         for epoch, rows_r, weight_R in data.minibatches(step):
-            rectangles = pack(rollouts, rows_r, config.micro_batch_tokens, self.pad_id)
-            if not rectangles:
+            micro_batches = self._pack(rollouts, rows_r)
+            if not micro_batches:
                 continue
             self.optimizer.zero_grad()
-            loss, sums = self._accumulate(data, rectangles, weight_R, old_T, ref_T)
+            loss, sums = self._accumulate(tensors, micro_batches, weight_R, old_T, ref_T)
             if not losses and old_T is None:
                 self.check_sync(_mean(sums, "gap") if sums["tokens"] >= SYNC_TOKENS else None)
             norm = nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm)
-            losses.append(float(loss))
+            losses.append(loss)
             norms.append(float(norm))
-            packed += rectangles
+            packed += micro_batches
             all_sums = add_sums(all_sums, sums)
             first_sums = add_sums(first_sums, sums) if epoch == 0 else first_sums
             if not (math.isfinite(losses[-1]) and math.isfinite(norms[-1])):
@@ -161,11 +172,15 @@ class Learner:
         self.num_skipped = state["num_skipped"]
         self.nonfinite_in_a_row = state["nonfinite_in_a_row"]
 
+    def _pack(self, rollouts: Rollouts, rows_r: np.ndarray) -> list[MicroBatch]:
+        return pack(rollouts, rows_r, self.config.micro_batch_tokens, self.pad_id, self.packing.kind)
+
     def _logprob_of(self, policy: Policy, rollouts: Rollouts, rows_r: np.ndarray) -> Tensor:
         """[T] log-probs of the rows' tokens over the whole step, NaN elsewhere."""
-        logp_T = torch.full((len(rollouts.tokens),), math.nan, dtype=policy.weight_VD.dtype, device=policy.device)
-        for rectangle in pack(rollouts, rows_r, self.config.micro_batch_tokens, self.pad_id):
-            logp_T[torch.from_numpy(rectangle.tokens_T).to(policy.device)] = policy.logprob(rectangle)
+        logp_T = torch.full((len(rollouts.tokens),), math.nan, dtype=policy.dtype, device=policy.device)
+        with torch.no_grad():
+            for batch in upload(self._pack(rollouts, rows_r), policy.device):
+                logp_T[batch.tokens_T] = policy(batch)
         return logp_T
 
     def _logprobs(self, data: Trainable, need_old: bool) -> tuple[Tensor | None, Tensor | None]:
@@ -182,37 +197,22 @@ class Learner:
         return old_T, ref_T
 
     def _accumulate(
-        self, data: Trainable, rectangles: list[Rectangle], weight_R: np.ndarray, old_T: Tensor | None, ref_T: Tensor | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Add the gradient of one optimizer step into ``.grad``; returns the loss and its sums."""
-        policy, config, rollouts = self.policy, self.config, data.rollouts
+        self, tensors: StepTensors, micro_batches: list[MicroBatch], weight_R: np.ndarray, *before: Tensor | None
+    ) -> tuple[float, dict[str, Tensor]]:
+        """Add the gradient of one optimizer step into ``.grad``; returns the loss and its sums, on the host.
+
+        ``before``: log-probs before the first update and of the reference, [T] over the step or None.
+        """
+        policy = self.policy
+        weight = torch.from_numpy(weight_R).to(policy.device)
         loss, sums = 0.0, {}
-        for rectangle in rectangles:
-            tokens_T = rectangle.tokens_T
-            at_T = torch.from_numpy(tokens_T).to(policy.device)
-            result = policy_head(
-                policy.hidden(rectangle),
-                policy.weight_VD,
-                torch.from_numpy(rectangle.targets_T).to(policy.device),
-                data.reward_R,
-                rollouts.group_offsets,
-                rollouts.plan,
-                rectangle.rows_r,
-                rectangle.token_offsets,
-                torch.from_numpy(rollouts.sampler_logp[tokens_T]).to(policy.device),
-                None if old_T is None else old_T[at_T],
-                None if ref_T is None else ref_T[at_T],
-                data.mask_T[tokens_T],
-                weight_R=weight_R,
-                estimator=config.estimator,
-                clip_low=config.clip_low,
-                clip_high=config.clip_high,
-                beta=config.beta,
-                **policy.head,
-            )
+        for batch in upload(micro_batches, policy.device):
+            result = policy(batch, tensors.loss_arguments(batch, weight, self.config, *before))
             result.loss.backward()
             loss, sums = loss + result.loss.detach(), add_sums(sums, result.sums)
-        return loss, sums
+        # The host has run ahead so far; this waits for the device once.
+        loss, *totals = torch.stack([loss.double(), *(sums[name].double() for name in sums)]).cpu()
+        return float(loss), dict(zip(sums, totals))
 
     def _count(self, losses: list[float], norms: list[float]) -> None:
         """Keep the counts of skipped steps; a step that trained nothing neither adds to nor ends a row of them."""

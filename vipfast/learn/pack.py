@@ -1,11 +1,14 @@
 """Which rollouts are trained, and in what shapes they pass through the model's body.
 
-Data stays ragged everywhere else; here rollouts of like length become small right-padded rectangles, and the hidden states that
-predict completion tokens are cut back to [T, D] before the head. Causal attention never looks right, so padding needs no mask.
+Data stays ragged everywhere else. Here rollouts become either small right-padded rectangles of like length (causal attention
+never looks right, so padding needs no mask) or one packed row without padding, whose positions start anew with each rollout.
+Either way the hidden states that predict completion tokens are cut back to [T, D] before the head.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,20 +19,50 @@ RECTANGLE_COST = 96
 """What one more forward and backward pass costs, in padded tokens worth avoiding (measured on the starter, one thread)."""
 
 
+class Packing(NamedTuple):
+    """How rollouts pass through the body and why. ``kind``: "rectangles" or "varlen". ``attention``: transformers' name of the
+    one that packed rows need, None for that the model was loaded with.
+    """
+
+    kind: str
+    attention: str | None
+    reason: str
+
+
+def choose_packing(packing: str, device: str, dtype: str) -> Packing:
+    """Resolve ``--packing`` for a device and a compute dtype (flash-attn knows no float32); flash-attn is not imported here."""
+    missing = None
+    if device != "cuda":
+        missing = f"flash-attn runs on CUDA devices, not on {device}"
+    elif dtype != "bfloat16":
+        missing = f"flash-attn takes --dtype bfloat16, not {dtype}"
+    elif find_spec("flash_attn") is None:
+        missing = "flash-attn is not installed"
+    if packing == "rectangles":
+        return Packing("rectangles", None, "asked for by --packing rectangles")
+    if missing is None:
+        return Packing("varlen", "flash_attention_2", "flash-attn's varlen attention")
+    if packing == "varlen":
+        return Packing("varlen", None, f"SDPA with a block-diagonal mask, because {missing}")
+    return Packing("rectangles", None, missing)
+
+
 @dataclass(frozen=True, eq=False)
-class Rectangle:
+class MicroBatch:
     """One pass of the body. Rows are rollouts, cut to prompt + completion without the last id, which predicts nothing.
 
     Example: prompt [7, 8], completion [1, 2, 3] -> a row [7, 8, 1, 2, pad…]; positions 1, 2, 3 predict targets 1, 2, 3.
+    Packed with prompt [9], completion [4, 5] behind it: [7, 8, 1, 2, 9, 4], row_offsets [0, 4, 6].
     """
 
     rows_r: np.ndarray  # int64 [r], rows of the Rollouts
-    input_ids: np.ndarray  # int64 [r, L]
+    input_ids: np.ndarray  # int64 [r, L]; packed [1, L]
     positions_T: np.ndarray  # int64 [T], flat indices into [r * L]
     targets_T: np.ndarray  # int64 [T]
     tokens_T: np.ndarray  # int64 [T], where the targets lie among the Rollouts' tokens
     token_offsets: np.ndarray  # int64 [r+1], where each row's tokens lie among the T
     num_padding: int
+    row_offsets: np.ndarray | None = None  # int64 [r+1], where the rows of a packed row lie; None for a rectangle
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -86,49 +119,76 @@ def cut_rectangles(length_r: np.ndarray, budget: int) -> list[np.ndarray]:
     return cuts[::-1]
 
 
-def pack(rollouts: Rollouts, rows_r: np.ndarray, micro_batch_tokens: int, pad_id: int) -> list[Rectangle]:
-    """The rectangles that hold ``rows_r``.
+def cut_packed(length_r: np.ndarray, budget: int) -> list[np.ndarray]:
+    """Deal rows into packed rows of at most ``budget`` tokens (one rollout at least), in order.
+
+    Args and returns as ``cut_rectangles``.
+    """
+    cuts, start, total = [], 0, 0
+    for end, length in enumerate(length_r.tolist()):
+        if end > start and total + length > budget:
+            cuts.append(np.arange(start, end))
+            start, total = end, 0
+        total += length
+    return [*cuts, np.arange(start, len(length_r))] if len(length_r) else []
+
+
+def pack(
+    rollouts: Rollouts, rows_r: np.ndarray, micro_batch_tokens: int, pad_id: int, kind: str = "rectangles"
+) -> list[MicroBatch]:
+    """The passes that hold ``rows_r``.
 
     Args:
         rollouts: the whole step.
         rows_r: int64 [r], rows to pass through the model; each has at least one token and a prompt.
-        micro_batch_tokens: padded tokens of one rectangle at most (a longer row stands alone).
+        micro_batch_tokens: tokens of one pass at most, padding included (a longer row stands alone).
         pad_id: fills the space after a row; any valid id, it reaches no log-prob.
+        kind: "rectangles", or "varlen" for packed rows.
 
     Returns:
-        list of Rectangle, each row in exactly one.
+        list of MicroBatch, each row in exactly one.
     """
     prompt_R = np.diff(rollouts.prompt_offsets)[rollouts.group_R]
     length_r = (prompt_R + rollouts.lengths_R - 1)[rows_r]
-    return [_rectangle(rollouts, rows_r[cut], pad_id) for cut in cut_rectangles(length_r, micro_batch_tokens)]
+    cut = cut_packed if kind == "varlen" else cut_rectangles
+    return [_micro_batch(rollouts, rows_r[part], pad_id, kind == "varlen") for part in cut(length_r, micro_batch_tokens)]
 
 
-def _rectangle(rollouts: Rollouts, rows_r: np.ndarray, pad_id: int) -> Rectangle:
+def blank(pad_id: int) -> MicroBatch:
+    """A pass without rollouts, for a rank that has none left while others still gather weights and reduce gradients."""
+    none = np.zeros(0, np.int64)
+    return MicroBatch(none, np.full((1, 1), pad_id, np.int64), none, none, none, np.zeros(1, np.int64), num_padding=1)
+
+
+def _micro_batch(rollouts: Rollouts, rows_r: np.ndarray, pad_id: int, packed: bool) -> MicroBatch:
     group_r = rollouts.group_R[rows_r]
     prompt_start_r, prompt_r = rollouts.prompt_offsets[group_r], np.diff(rollouts.prompt_offsets)[group_r]
     token_start_r, length_r = rollouts.token_offsets[rows_r], rollouts.lengths_R[rows_r]
-    width = int((prompt_r + length_r - 1).max())
-    row_start_r = np.arange(len(rows_r)) * width
+    input_r = prompt_r + length_r - 1
+    row_offsets = np.concatenate([[0], np.cumsum(input_r)])
+    width = int(row_offsets[-1] if packed else input_r.max())
+    row_start_r = row_offsets[:-1] if packed else np.arange(len(rows_r)) * width
 
-    input_ids = np.full(len(rows_r) * width, pad_id, np.int64)
+    input_ids = np.full(width if packed else len(rows_r) * width, pad_id, np.int64)
     input_ids[ranges(row_start_r, prompt_r)] = rollouts.prompt_tokens[ranges(prompt_start_r, prompt_r)]
     input_ids[ranges(row_start_r + prompt_r, length_r - 1)] = rollouts.tokens[ranges(token_start_r, length_r - 1)]
     tokens_T = ranges(token_start_r, length_r)
-    return Rectangle(
+    return MicroBatch(
         rows_r=rows_r,
-        input_ids=input_ids.reshape(len(rows_r), width),
+        input_ids=input_ids.reshape(-1, width),
         positions_T=ranges(row_start_r + prompt_r - 1, length_r),
         targets_T=rollouts.tokens[tokens_T],
         tokens_T=tokens_T,
         token_offsets=np.concatenate([[0], np.cumsum(length_r)]),
-        num_padding=int(len(rows_r) * width - (prompt_r + length_r - 1).sum()),
+        num_padding=len(input_ids) - int(input_r.sum()),
+        row_offsets=row_offsets if packed else None,
     )
 
 
-def padding_share(rectangles: Sequence[Rectangle]) -> float | None:
+def padding_share(micro_batches: Sequence[MicroBatch]) -> float | None:
     """Padded tokens over all tokens of the body's passes; None without any."""
-    total = sum(rectangle.input_ids.size for rectangle in rectangles)
-    return sum(rectangle.num_padding for rectangle in rectangles) / total if total else None
+    total = sum(part.input_ids.size for part in micro_batches)
+    return sum(part.num_padding for part in micro_batches) / total if total else None
 
 
 def deal_prompts(

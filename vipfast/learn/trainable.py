@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vipfast.config import Config
-from vipfast.kernels.policy_loss import group_advantages_ref
+from vipfast.kernels.group_advantage import group_advantages_ref
 from vipfast.learn.advantage import rollout_weights
 from vipfast.learn.pack import deal_prompts, rows_to_train
 from vipfast.types import Finish, Rollouts

@@ -1,0 +1,492 @@
+"""The kernel against its twin: compiled on a GPU, interpreted on a CPU (0.5 s a call, so a test asks much of each)."""
+
+import math
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from vipfast.kernels import policy_loss as module
+from vipfast.kernels.group_advantage import group_statistics_kernel
+from vipfast.kernels.launch import recorded
+from vipfast.kernels.policy_loss import SUMS, add_sums, policy_loss, reduced
+
+NAN = float("nan")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+RULE = dict(clip_low=0.2, clip_high=0.28, beta=0.0, estimator="rloo")
+EPS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+
+
+class Step:
+    """A step of rollouts of given lengths in groups of given sizes; some unscored, one out of use, one baseline given."""
+
+    def __init__(self, lengths, sizes, seed=0):
+        assert len(lengths) == sum(sizes)
+        rng = np.random.default_rng(seed)
+        self.lengths, R, T = np.array(lengths, int), len(lengths), sum(lengths)
+        self.offsets = np.concatenate([[0], np.cumsum(self.lengths)])
+        self.groups = np.concatenate([[0], np.cumsum(sizes)])
+        self.reward = rng.choice([0.0, 1.0, 0.3], R).astype(np.float32)
+        self.reward[3::7] = NAN
+        use, baseline = np.arange(R) % 5 != 4, np.full(len(sizes), NAN)
+        baseline[1:2] = 0.4
+        self.plan = SimpleNamespace(use_R=use, baseline_B=baseline)
+        self.weight = rng.uniform(0.5, 1.5, R) / max(T, 1)
+        base = -rng.uniform(0.1, 3, T)
+        self.columns = [torch.tensor(base + rng.normal(0, 0.4, T)) for _ in range(4)]
+        self.mask = rng.random(T) < 0.8
+
+    def at(self, rows):
+        return np.concatenate([np.arange(self.offsets[i], self.offsets[i + 1]) for i in rows] or [[]]).astype(int)
+
+    def trained(self):
+        return np.repeat(self.plan.use_R & ~np.isnan(self.reward), self.lengths) & self.mask
+
+    def call(self, backend="triton", dtype=torch.float32, old=True, ref=True, mask=True, rows=None, grad=False, **rule):
+        rows = np.arange(len(self.lengths)) if rows is None else np.array(rows, int)
+        at = self.at(rows)
+        logp, *others = (column[at].to(dtype).to(DEVICE) for column in self.columns)
+        sampler, old, ref = (column if given else None for column, given in zip(others, (True, old, ref), strict=True))
+        offsets = np.concatenate([[0], np.cumsum(self.lengths[rows])])
+        rule = RULE | dict(beta=0.0 if ref is None else 0.1) | rule
+        result = policy_loss(
+            self.reward, self.groups, self.plan, rows, offsets, logp.requires_grad_(grad), sampler, old, ref,
+            self.mask[at] if mask else None, weight_R=self.weight, backend=backend, **rule,
+        )  # fmt: skip
+        return (result, logp) if grad else result
+
+
+SMALL = Step([3, 0, 1, 9, 17, 0, 2, 8, 1, 3], [3, 1, 0, 5, 1])
+
+
+def scalars(result):
+    return {"loss": result.loss.item()} | {name: total.item() for name, total in result.sums.items()}
+
+
+LENGTHS = {
+    "no token": [0, 0, 0, 0],
+    "one token": [0, 1, 0, 0],
+    "63 tokens": [3, 0, 1, 9, 17, 0, 2, 8, 1, 22],
+    "255 tokens": [255 - 66, 0, 1, 9, 17, 0, 2, 33, 1, 3],
+    "a full tile": [512],
+    "tiles of one row": [1300],
+    "rows over tiles": [511, 1, 1, 0, 510, 0, 2, 300, 0, 211],
+}
+
+
+@pytest.mark.parametrize(
+    ("estimator", "old", "ref", "mask", "lengths"),
+    [
+        ("rloo", False, False, False, "63 tokens"),
+        ("rloo", True, False, True, "rows over tiles"),
+        ("rloo", True, True, True, "a full tile"),
+        ("rloo", False, True, True, "no token"),
+        ("dr_grpo", False, False, True, "rows over tiles"),
+        ("dr_grpo", True, False, False, "255 tokens"),
+        ("dr_grpo", False, True, True, "one token"),
+        ("dr_grpo", True, True, False, "63 tokens"),
+        ("grpo", False, False, True, "255 tokens"),
+        ("grpo", True, False, True, "one token"),
+        ("grpo", False, True, False, "rows over tiles"),
+        ("grpo", True, True, True, "tiles of one row"),
+    ],
+)
+def test_no_further_from_float64_than_plain_torch(estimator, old, ref, mask, lengths):
+    step = Step(LENGTHS[lengths], {1: [1], 4: [3, 1], 10: [3, 1, 0, 5, 1]}[len(LENGTHS[lengths])])
+    step.columns = [column.float() for column in step.columns]  # what both read; float64 starts from the same numbers
+    options = dict(old=old, ref=ref, mask=mask, estimator=estimator)
+    exact, plain = (step.call("torch", dtype, **options) for dtype in (torch.float64, torch.float32))
+    found = step.call("triton", torch.float32, **options)
+    assert found.dlogp_T.dtype == torch.float32 and found.loss.dtype == torch.float64
+    error_T, plain_error_T = ((x.dlogp_T.double() - exact.dlogp_T).abs() for x in (found, plain))
+    rounding = 8 * EPS[torch.float32]
+    assert not len(error_T) or (error_T <= plain_error_T.max() + rounding * exact.dlogp_T.abs()).all()
+    ours, theirs, truth = scalars(found), scalars(plain), scalars(exact)
+    for name, value in truth.items():
+        # a sum of terms of both signs rounds as the sum of their sizes does
+        size = max(abs(value), step.weight.sum() if name == "loss" else truth["tokens"])
+        assert abs(ours[name] - value) <= abs(theirs[name] - value) + rounding * size, name
+    assert [ours[name] for name in SUMS[:3]] == [truth[name] for name in SUMS[:3]]
+
+
+def test_float64_is_exact_to_rounding():
+    # clips, beta and cap are no numbers of binary fractions: they reach the kernel in full
+    options = dict(dtype=torch.float64, clip_low=0.1, clip_high=0.3, beta=0.7, ratio_cap=1.3)
+    expected, found = SMALL.call("torch", **options), SMALL.call("triton", **options)
+    assert expected.sums["clip_low"] > 0 and expected.sums["clip_high"] > 0 and found.dlogp_T.dtype == torch.float64
+    assert torch.allclose(found.dlogp_T, expected.dlogp_T, rtol=1e-13, atol=0)
+    assert scalars(found) == pytest.approx(scalars(expected), rel=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_is_for_memory_alone(dtype):
+    low = SMALL.call(dtype=dtype)
+    wide = Step.call(SimpleNamespace(**vars(SMALL) | dict(columns=[c.to(dtype) for c in SMALL.columns]), at=SMALL.at))
+    assert low.dlogp_T.dtype == dtype and scalars(low) == scalars(wide)
+    # the interpreter cuts fp32 to bf16 where a GPU rounds
+    assert ((low.dlogp_T.float() - wide.dlogp_T).abs() <= EPS[dtype] * wide.dlogp_T.abs() + torch.finfo(dtype).tiny).all()
+    plain, exact = SMALL.call("torch", dtype), SMALL.call("torch", torch.float64)
+    error, plain_error = ((x.dlogp_T.double() - exact.dlogp_T).abs().max() for x in (low, plain))
+    assert error <= plain_error + EPS[dtype] * exact.dlogp_T.abs().max()
+
+
+def test_dtypes_may_differ():
+    at = SMALL.at(range(10))
+    logp, sampler = SMALL.columns[0].to(DEVICE), SMALL.columns[1].float().to(DEVICE)
+    args = (SMALL.reward, SMALL.groups, SMALL.plan, np.arange(10), SMALL.offsets, logp, sampler)
+    found, plain = (policy_loss(*args, weight_R=SMALL.weight, backend=b, **RULE) for b in ("triton", "torch"))
+    assert found.dlogp_T.dtype == torch.float64 and len(at) == len(found.dlogp_T)
+    assert torch.allclose(found.dlogp_T, plain.dlogp_T, rtol=1e-13, atol=0)
+
+
+def test_by_hand_groups_of_three_and_one():
+    # rewards 1 0 0 | 1, rloo: advantages 1, -1/2, -1/2 | 0. Lengths 2 1 1 | 1, weights 1/4, beta 1/2, cap 2, clips 1/5 and 1/4.
+    #        token   rho          v                    surrogate                     ref - logp
+    #  row 0   a     e^.1=1.1052  e^.5=1.6487     -v * rho * 1   = -1.822119          0
+    #          b     e^.4=1.4918  min(e^1, 2)=2   -v * 1.25 * 1  = -2.5 (clipped)     .2
+    #  row 1   c     e^-.1=.9048  1                v * rho / 2   =  .452419           0
+    #  row 2   d     e^-.5=.6065  1                v * .8 / 2    =  .4 (clipped)     -.3
+    #  row 3   e     1            1                0                                  .1
+    old = torch.tensor([-1.1, -1.4, -0.9, -0.5, -2.0], dtype=torch.float64)
+    logp = torch.tensor([-1.0, -1.0, -1.0, -1.0, -2.0], dtype=torch.float64)
+    sampler = torch.tensor([-1.6, -2.4, -0.9, -0.5, -2.0], dtype=torch.float64)
+    ref = torch.tensor([-1.0, -0.8, -1.0, -1.3, -1.9], dtype=torch.float64)
+    plan = SimpleNamespace(use_R=np.ones(4, bool), baseline_B=np.full(2, NAN))
+    for dtype, tolerance in ((torch.float64, 1e-6), (torch.float32, 2e-6)):
+        found = policy_loss(
+            np.array([1.0, 0, 0, 1]), np.array([0, 3, 4]), plan, np.arange(4), np.array([0, 2, 3, 4, 5]),
+            *(x.to(dtype).to(DEVICE) for x in (logp, sampler, old, ref)), weight_R=np.full(4, 0.25), estimator="rloo",
+            clip_low=0.2, clip_high=0.25, beta=0.5, backend="triton",
+        )  # fmt: skip
+        # k3 e^d - d - 1 of .2, -.3, .1: .021403, .040818, .005171; slopes 1 - e^d: -.221403, .259182, -.105171
+        # loss = (-1.822119 - 2.5 + .452419 + .4) / 4 + (.021403 + .040818 + .005171) / 8
+        assert found.loss.item() == pytest.approx(-0.859001, abs=tolerance)
+        assert found.dlogp_T.tolist() == pytest.approx([-0.455530, -0.027675, 0.113105, 0.032398, -0.013146], abs=tolerance)
+        assert scalars(found) | {"loss": 0} == pytest.approx(
+            dict(loss=0, tokens=5, clip_low=1, clip_high=1, kl=0.067392, ratio_raw=3 + 1.648721 + 2.718282, gap=1.5)
+            | dict(ratio_raw_max=2.718282),
+            abs=3 * tolerance,
+        )
+
+
+def test_advantages_reach_the_right_tokens():
+    # on the policy itself and with weight 1, d loss / d logp = -A: rloo of 1 0 unscored 1 is 1/2, -1, 0, 1/2
+    lengths, T = [1, 2, 1, 600], 604
+    plan = SimpleNamespace(use_R=np.ones(5, bool), baseline_B=np.full(2, NAN))
+    logp = torch.full((T,), -1.0, device=DEVICE)
+    for rows in ([0, 1, 3, 4], [4, 3, 1, 0]):
+        sizes = dict(zip([0, 1, 3, 4], lengths, strict=True))
+        found = policy_loss(
+            np.array([1.0, 0, NAN, 1, 5]), np.array([0, 4, 5]), plan, np.array(rows), np.cumsum([0] + [sizes[i] for i in rows]),
+            logp, logp, weight_R=np.ones(5), backend="triton", **RULE,
+        )  # fmt: skip
+        expected = {0: -0.5, 1: 1.0, 3: -0.5, 4: 0.0}
+        assert found.dlogp_T.tolist() == [expected[i] for i in rows for _ in range(sizes[i])]
+        assert found.sums["tokens"] == T and found.sums["ratio_raw"] == T and found.sums["gap"] == 0
+
+
+@pytest.mark.parametrize(
+    "split", [[[6, 2, 4], [0, 1, 9, 3, 5, 8, 7]], [[1, 5], list(range(9, -1, -1))[:8], [0]]], ids=["2", "3"]
+)
+def test_any_split_adds_up(split):
+    split = [[i for i in rows if i not in sum(split[:k], [])] for k, rows in enumerate(split)]
+    whole = SMALL.call(dtype=torch.float64)
+    loss, sums, grad = 0.0, {}, torch.zeros_like(whole.dlogp_T)
+    for rows in split:
+        part = SMALL.call(dtype=torch.float64, rows=rows)
+        loss, sums = loss + part.loss, add_sums(sums, part.sums)
+        grad[SMALL.at(rows)] = part.dlogp_T
+    missing = np.setdiff1d(np.arange(10), sum(split, []))
+    assert not SMALL.lengths[missing].any()
+    assert loss.item() == pytest.approx(whole.loss.item(), abs=1e-12)
+    assert torch.allclose(grad, whole.dlogp_T, rtol=0, atol=1e-12)
+    assert {k: x.item() for k, x in sums.items()} == pytest.approx({k: x.item() for k, x in whole.sums.items()}, rel=1e-12)
+
+
+def test_permuting_prompts_permutes_and_changes_nothing_else():
+    whole = SMALL.call(dtype=torch.float64)
+    order = [3, 0, 4, 2, 1]
+    rows = np.concatenate([np.arange(SMALL.groups[q], SMALL.groups[q + 1]) for q in order]).astype(int)
+    at = SMALL.at(rows)
+    other = Step(SMALL.lengths[rows], np.diff(SMALL.groups)[order])
+    other.reward, other.weight, other.mask = SMALL.reward[rows], SMALL.weight[rows], SMALL.mask[at]
+    other.plan = SimpleNamespace(use_R=SMALL.plan.use_R[rows], baseline_B=SMALL.plan.baseline_B[order])
+    other.columns = [column[at] for column in SMALL.columns]
+    found = other.call(dtype=torch.float64)
+    assert torch.equal(found.dlogp_T, whole.dlogp_T[at])
+    assert scalars(found) == pytest.approx(scalars(whole), rel=1e-13)
+
+
+def test_unused_slots_may_hold_anything():
+    step = Step(LENGTHS["rows over tiles"], [3, 1, 0, 5, 1])
+    clean = step.call()
+    unused = torch.from_numpy(~step.trained())
+    assert unused.sum() > 200 and not unused.all()
+    for column, garbage in zip(step.columns, (NAN, -math.inf, math.inf, NAN), strict=True):
+        column[unused] = garbage
+    dirty = step.call()
+    assert torch.equal(dirty.dlogp_T, clean.dlogp_T) and scalars(dirty) == scalars(clean)
+    assert dirty.dlogp_T[unused.to(DEVICE)].abs().max() == 0
+    again = step.call()
+    assert torch.equal(again.dlogp_T, dirty.dlogp_T) and scalars(again) == scalars(dirty)  # the same bits each time
+
+
+@pytest.mark.parametrize("column", [0, 1, 2, 3])
+def test_a_missing_logp_of_a_trained_token_is_loud(column):
+    step = Step(SMALL.lengths, np.diff(SMALL.groups))
+    (token, later), trained = np.flatnonzero(step.trained())[[0, -1]], step.trained().sum()
+    for at in (token, later):
+        step.columns[column][at] = NAN
+    found = step.call()
+    assert math.isnan(found.loss) and found.sums["tokens"] == trained
+    assert math.isnan(found.sums["ratio_raw_max"]) == (column in (1, 2))  # the largest of the others would hide it
+
+
+def test_huge_log_ratios_stay_finite():
+    step = Step(SMALL.lengths, np.diff(SMALL.groups))
+    logp = step.columns[0]
+    step.columns[1:] = [logp - 900, logp - 500, logp + 200]
+    found, plain = step.call(), step.call("torch")
+    assert torch.isfinite(found.dlogp_T).all() and all(map(math.isfinite, scalars(found).values()))
+    assert torch.allclose(found.dlogp_T, plain.dlogp_T, rtol=1e-5)
+    assert found.sums["ratio_raw_max"].item() == pytest.approx(math.exp(20), rel=1e-5)
+
+
+def test_gradcheck():
+    # three tokens away from every kink: not clipped, not capped
+    logp = torch.tensor([-1.0, -0.7, -2.0, -0.4], dtype=torch.float64, device=DEVICE, requires_grad=True)
+    sampler, old, ref = (logp.detach() + torch.tensor(d, dtype=torch.float64, device=DEVICE) for d in (
+        [0.02, -0.01, 0.05, 0.0], [0.05, -0.1, 0.03, 0.0], [0.3, -0.4, 0.2, 0.1]))  # fmt: skip
+    plan = SimpleNamespace(use_R=np.ones(3, bool), baseline_B=np.full(1, NAN))
+
+    def loss(logp):
+        return policy_loss(
+            np.array([1.0, 0, 0]), np.array([0, 3]), plan, np.arange(3), np.array([0, 2, 3, 4]), logp, sampler, old, ref,
+            weight_R=np.array([0.5, 0.25, 1.0]), backend="triton", **(RULE | dict(beta=0.3)),
+        ).loss  # fmt: skip
+
+    assert torch.autograd.gradcheck(loss, logp, fast_mode=True)
+
+
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+def test_backward_scales_out_of_place(backend):
+    result, logp = SMALL.call(backend, grad=True)
+    assert result.loss.requires_grad and not result.dlogp_T.requires_grad
+    assert not any(total.requires_grad for total in result.sums.values())
+    before = result.dlogp_T.clone()
+    for upstream in (1.0, 2.0, 0.0, 1.0):
+        dloss = torch.tensor(upstream, dtype=torch.float64, device=DEVICE)
+        (grad,) = torch.autograd.grad(result.loss, logp, dloss, retain_graph=True)
+        assert torch.equal(grad, upstream * before) and grad.dtype == logp.dtype
+    (2 * result.loss - 1).backward()
+    assert torch.equal(logp.grad, 2 * before) and torch.equal(result.dlogp_T, before)
+
+
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+def test_nothing_to_train_is_differentiable(backend):
+    step = Step([2, 3], [2])
+    step.mask[:] = False
+    for found, logp in (step.call(backend, grad=True), SMALL.call(backend, rows=[1, 5], grad=True)):
+        assert scalars(found) == dict.fromkeys(("loss", *SUMS), 0.0)
+        found.loss.backward()
+        assert torch.equal(logp.grad, torch.zeros_like(logp))
+
+
+def test_sums_of_any_number_of_partials():
+    g = torch.Generator().manual_seed(0)
+    partial = torch.rand(3, 20000, generator=g, dtype=torch.float64).to(DEVICE)
+    found = reduced(partial, ("a", "b_max", "c"))
+    assert found["a"].item() == pytest.approx(partial[0].sum().item(), rel=1e-14)
+    assert found["b_max"] == partial[1].max() and list(found) == ["a", "b_max", "c"]
+    partial[1, 7] = NAN
+    assert math.isnan(reduced(partial, ("a", "b_max", "c"))["b_max"])
+
+
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(logp_T=torch.zeros(8, device=DEVICE)[::2]), "stride 2"),
+        (dict(sampler_logp_T=torch.zeros(3, device=DEVICE)), r"sampler_logp_T of shape \(3,\)"),
+        (dict(old_logp_T=torch.zeros(4, 1, device=DEVICE)), "one value per token"),
+        (dict(ref_logp_T=torch.zeros(4, device="meta")), "on meta"),
+        (dict(loss_mask_T=np.ones(5, bool)), "5 entries for 4"),
+        (dict(token_offsets=np.array([0, 1, 3])), "end at 3 for 4 tokens"),
+        (dict(estimator="gae"), "one of rloo, dr_grpo, grpo"),
+    ],
+)
+def test_what_would_be_read_wrongly_is_refused(backend, change, message):
+    good = dict(
+        reward_R=np.array([0.0, 1]), group_offsets=np.array([0, 2]), rows_r=np.arange(2), token_offsets=np.array([0, 1, 4]),
+        plan=SimpleNamespace(use_R=np.ones(2, bool), baseline_B=np.full(1, NAN)), weight_R=np.ones(2),
+        logp_T=torch.zeros(4, device=DEVICE), sampler_logp_T=torch.zeros(4, device=DEVICE),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        policy_loss(backend=backend, **(RULE | good | change))
+
+
+def test_unknown_backend_is_refused():
+    with pytest.raises(ValueError, match="'triton', 'torch' or None"):
+        SMALL.call("cuda")
+
+
+def test_lengths_and_numbers_are_run_time_arguments():
+    # a constexpr is compiled in: every new value would be a new kernel
+    allowed = {"BT", "BP", "BR", "ESTIMATOR"}
+    for kernel in (module.policy_loss_kernel, module.reduce_partials, group_statistics_kernel):
+        names = {name for name, kind in kernel.fn.__annotations__.items() if "constexpr" in str(kind)}
+        assert names <= allowed and names, kernel
+    numbers = {"num_tokens", "num_rows", "clip_low", "clip_high", "beta", "ratio_cap"}
+    assert numbers <= set(module.policy_loss_kernel.fn.__annotations__)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="only a compiler makes variants")
+def test_few_variants_over_many_lengths():
+    variants = lambda: sum(len(x[0]) for x in module.policy_loss_kernel.device_caches.values())  # noqa: E731
+    SMALL.call()
+    before = variants()
+    for k in range(50):
+        Step([k + 1] * (k % 10 + 1), [k % 10 + 1]).call(clip_low=0.1 + k / 1000, ratio_cap=1.0 + k)
+    assert variants() - before <= 2  # columns that start at a multiple of 16 bytes, and others
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="a CPU has nothing to wait for")
+def test_nobody_waits_for_the_device():
+    step = Step(LENGTHS["rows over tiles"], [3, 1, 0, 5, 1])
+    on = lambda x: torch.as_tensor(x).to(DEVICE)  # noqa: E731
+    step.plan = SimpleNamespace(use_R=on(step.plan.use_R), baseline_B=on(step.plan.baseline_B))
+    logp, sampler, old, ref = (on(column.float()) for column in step.columns)
+    args = (on(step.reward), on(step.groups), step.plan, on(np.arange(10)), on(step.offsets), logp.requires_grad_(), sampler)
+    rest = dict(weight_R=on(step.weight), loss_mask_T=on(step.mask), backend="triton", **RULE)
+    policy_loss(*args, old, ref, **rest).loss.backward()  # compiled by now
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        policy_loss(*args, old, ref, **rest).loss.backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_recorded_on_meta_tensors():
+    column = torch.empty(5000, device="meta", dtype=torch.bfloat16)
+    plan = SimpleNamespace(use_R=np.ones(4, bool), baseline_B=np.full(2, NAN))
+    offsets = torch.empty(5, dtype=torch.int64, device="meta")
+    with recorded() as launches:
+        policy_loss(
+            np.ones(4), np.array([0, 1, 4]), plan, np.arange(4), offsets, column, column,
+            weight_R=np.ones(4), backend="triton", **RULE,
+        )  # fmt: skip
+    assert [(launch.kernel.fn.__name__, launch.grid) for launch in launches] == [
+        ("group_statistics_kernel", 2),
+        ("policy_loss_kernel", 10),
+        ("reduce_partials", 8),
+    ]
+
+
+def child(script: str, **environment: str) -> str:
+    """Output of a Python process of its own: a wrong address ends it, and Triton asks for the interpreter when it starts."""
+    run = subprocess.run(
+        [sys.executable, "-c", script], env={k: x for k, x in os.environ.items() if k != "TRITON_INTERPRET"} | environment,
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert run.returncode == 0, f"exit {run.returncode}: {run.stderr[-2000:]}"
+    return run.stdout
+
+
+FAR = """
+import torch
+from triton.runtime import interpreter
+from vipfast.kernels.policy_loss import policy_loss_kernel
+
+BT, FIRST_FAR = 512, 2**31 // 512 + 1  # the tile's first token is number 2^31 + 512
+builder = interpreter.interpreter_builder
+set_dim, set_idx = builder.set_grid_dim, builder.set_grid_idx
+
+def run(tile, num_left):
+    # Memory is reserved, not touched: the columns lie one tile apart in one buffer, the program sees one tile of each.
+    start = tile * BT
+    buffer = torch.empty(start + 5 * BT, dtype=torch.bfloat16)
+    mask = torch.empty(start + BT, dtype=torch.bool)
+    g = torch.Generator().manual_seed(0)
+    buffer[start:] = -torch.rand(5 * BT, generator=g)
+    mask[start:] = torch.rand(BT, generator=g) < 0.8
+    columns = [buffer[k * BT:] for k in range(5)]
+    cut = start + num_left // 3
+    first = torch.empty(tile + 2, dtype=torch.int64)
+    first[tile:] = torch.tensor([1, 3])
+    partial = torch.empty(8, tile + 1)
+    ones = torch.ones(2, dtype=torch.float64)
+    builder.set_grid_dim = lambda *_: set_dim(tile + 1, 1, 1)
+    builder.set_grid_idx = lambda *_: set_idx(tile, 0, 0)
+    policy_loss_kernel[(1,)](
+        *columns[:4], mask, torch.tensor([1.0, 0.0]), torch.ones(2, dtype=torch.bool), ones,
+        torch.tensor([[0.5, 2.0]], dtype=torch.float64), torch.arange(2), torch.ones(2, dtype=torch.int64),
+        torch.tensor([0, cut, start + num_left]), first, columns[4], partial, start + num_left, 2, 0.2, 0.28, 0.1, 2.0, BT=BT,
+    )
+    return columns[4][start:][:num_left].clone(), partial[:, tile].clone()
+
+for num_left in (BT, 7):
+    for near, far in zip(run(0, num_left), run(FIRST_FAR, num_left)):
+        assert torch.equal(near, far) and near.abs().sum() > 0, (near, far)
+print("equal")
+"""
+
+
+def test_addresses_beyond_31_bits():
+    assert child(FAR, TRITON_INTERPRET="1") == "equal\n"
+
+
+COMPILE = """
+import re, subprocess, tempfile, torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from vipfast.kernels.group_advantage import grpo, group_statistics_kernel
+from vipfast.kernels.policy_loss import policy_loss_kernel, reduce_partials
+
+POINTERS = dict(
+    p_mask="i1", p_reward="fp32", p_use="i1", p_weight="fp64", p_statistics="fp64", p_rows="i64", p_group="i64",
+    p_offsets="i64", p_first="i64", p_baseline="fp64", p_total="fp64",
+)
+
+def build(kernel, num_warps, **constants):
+    signature, attributes = {}, {}
+    for i, p in enumerate(kernel.params):
+        if p.name in constants:
+            signature[p.name] = "constexpr"
+        elif p.name.startswith("p_"):
+            signature[p.name] = "*" + POINTERS.get(p.name, "fp32")
+            attributes[(i,)] = [["tt.divisibility", 16]]
+        else:
+            signature[p.name] = p.annotation_type
+    source = ASTSource(kernel, signature, constants, attributes)
+    binary = compile(source, target=GPUTarget("cuda", 90, 32), options=dict(num_warps=num_warps))
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary.asm["cubin"])
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True).stdout
+    used = re.findall(r"STACK:(\\d+) SHARED:\\d+ LOCAL:(\\d+)", text)
+    print(kernel.fn.__name__, sum(map(int, used[0])), "ld.global.v4.b32" in binary.asm["ptx"])
+    assert "convert_layout" not in binary.asm["ttgir"]
+
+build(policy_loss_kernel, 1, BT=512, p_old=None, p_ref=None)
+build(policy_loss_kernel, 1, BT=512, p_old=None, p_ref=None, p_mask=None, num_tokens=1, num_rows=1)
+build(reduce_partials, 16, BP=8192)
+build(reduce_partials, 16, BP=8192, num_partials=1, max_bits=1)
+build(group_statistics_kernel, 1, BR=128, ESTIMATOR=grpo)
+"""
+
+
+def test_compiles_for_hopper_also_where_a_number_is_one(tmp_path):
+    lines = child(COMPILE, TRITON_CACHE_DIR=str(tmp_path)).splitlines()
+    assert lines == [  # bytes of spilled registers, and whether columns are read 16 bytes at a time
+        "policy_loss_kernel 0 True",
+        "policy_loss_kernel 0 False",  # a single token is known to fill no tile
+        "reduce_partials 0 False",
+        "reduce_partials 0 False",
+        "group_statistics_kernel 0 False",
+    ]
