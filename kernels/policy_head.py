@@ -157,12 +157,12 @@ def policy_head_kernel(
     advantage, weight, trained = row_terms(p_reward, p_use, p_weight, p_statistics, p_rows, p_group, i_rank, DTYPE)
     if p_mask is not None:
         trained = trained & (tl.load(p_mask + i_T) != 0)
-    sampler = tl.load(p_sampler + i_T).to(DTYPE)
 
     p_row = p_logits + i_T * stride
     top, total, moment = row_statistics(p_row, p_bias, stride, num_vocab, inner, outer, HAS_BIAS, HAS_SOFTCAP, BV)
     logp = target_logp(p_row, p_bias, i_y, num_vocab, top, total, inner, outer, HAS_BIAS, HAS_SOFTCAP)
     entropy = row_entropy(num_vocab, total, moment)
+    sampler = tl.load(p_sampler + i_T).to(DTYPE)
     old = logp if p_old is None else tl.load(p_old + i_T).to(DTYPE)
     ref = logp if p_ref is None else tl.load(p_ref + i_T).to(DTYPE)
 

@@ -128,6 +128,7 @@ def test_many_small_probabilities_are_not_lost():
     assert entropy.item() == pytest.approx(exact_entropy.item(), rel=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, under the interpreter
 def test_what_is_undefined_is_nan():
     logits = torch.zeros(5, 40)
     logits[0, 3], logits[1, 3], logits[2] = NAN, INF, -INF
@@ -136,6 +137,7 @@ def test_what_is_undefined_is_nan():
     assert entropy[3:].tolist() == pytest.approx([math.log(40)] * 2)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, under the interpreter
 def test_a_zero_upstream_clears_the_row_whatever_it_held():
     logits = torch.full((2, 37), NAN)
     assert swept(logits, [0, 0], [0.0, 1.0])[2].isnan().any(1).tolist() == [False, True]

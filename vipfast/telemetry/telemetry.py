@@ -6,17 +6,18 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
 
 from vipfast.config import Config
 from vipfast.telemetry.history import History, change, clock, share
-from vipfast.telemetry.live import LiveView
 from vipfast.telemetry.plain import PlainView
 from vipfast.telemetry.samples import write_samples
 from vipfast.telemetry.trackers import open_trackers
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class Telemetry:
@@ -35,7 +36,12 @@ class Telemetry:
         UsageError: ``--trackers`` names a board whose package is missing.
     """
 
-    def __init__(self, run_dir: str | Path, config: Config, total_steps: int, console: Console | None = None):
+    def __init__(self, run_dir: str | Path, config: Config, total_steps: int, console: "Console | None" = None):
+        # Here and not above: Trainer also steps where rich is not installed, as long as nothing is shown.
+        from rich.console import Console
+
+        from vipfast.telemetry.live import LiveView
+
         self.run_dir = Path(run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._path = self.run_dir / "metrics.jsonl"
