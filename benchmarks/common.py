@@ -2,13 +2,20 @@
 
 import csv
 import json
+import os
 import platform
+import shutil
 import subprocess
+import sys
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-RESULTS = Path(__file__).with_name("results.csv")
+HERE = Path(__file__).resolve().parent
+RESULTS = Path(os.environ.get("VIPFAST_RESULTS", HERE / "results.csv"))
+"""VIPFAST_RESULTS names another file, where the checkout has to stay as it is."""
+# A script's folder leads sys.path, where kernels.py would be taken for the PyPI package that transformers loads by that name.
+sys.path.sort(key=lambda path: Path(path or ".").resolve() == HERE)
 COLUMNS = ("date", "benchmark", "device", "versions", "commit", "result")
 
 
@@ -25,16 +32,13 @@ def append_results(benchmark: str, result: dict, *, smoke: bool) -> None:
     """Append one row to results.csv; a --smoke run measures nothing and is not kept."""
     if smoke:
         return
-    versions = " ".join(f"{name}={metadata.version(name)}" for name in ("torch", "transformers", "numpy"))
-    git = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=RESULTS.parent, capture_output=True, text=True, check=False
-    )
+    versions = " ".join(f"{name}={_version(name)}" for name in ("torch", "transformers", "numpy", "triton"))
     row = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         "benchmark": benchmark,
         "device": _device(),
         "versions": versions,
-        "commit": git.stdout.strip() or "unknown",
+        "commit": _commit(),
         "result": json.dumps(result),
     }
     new = not RESULTS.exists()
@@ -45,9 +49,21 @@ def append_results(benchmark: str, result: dict, *, smoke: bool) -> None:
         writer.writerow(row)
 
 
-def _device() -> str:
-    import os
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "none"
 
+
+def _commit() -> str:
+    if shutil.which("git") is None:
+        return "unknown"
+    describe = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(describe, cwd=HERE, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
+def _device() -> str:
     import torch
 
     if torch.cuda.is_available():
