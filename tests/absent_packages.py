@@ -2,8 +2,8 @@
 
     python -m pytest -p absent_packages tests/learn
 
-A test file that imports an absent package at its top, or starts a script beside it that imports one, is left out whole; a test
-that comes to such an import while it runs is skipped. Both are told with the package they need; other import errors stay.
+A test file that imports an absent package at its top, or starts a script beside it that imports one, is skipped whole; so is a
+test that comes to such an import while it runs. Each names the package it needs (``-rs``). Other import errors stay errors.
 """
 
 import ast
@@ -14,8 +14,6 @@ import pytest
 
 OPTIONAL = "datasets flash_attn hypothesis math_verify peft psutil pyarrow rich tensorboard tyro vllm".split()
 ABSENT = frozenset(name for name in OPTIONAL if importlib.util.find_spec(name) is None)
-
-_left_out: dict[Path, set[str]] = {}
 
 
 def needs(path: Path, everywhere: bool = False) -> set[str]:
@@ -34,23 +32,24 @@ def needs(path: Path, everywhere: bool = False) -> set[str]:
     return found & ABSENT
 
 
-def pytest_ignore_collect(collection_path):
-    if collection_path.name.startswith("test_") and collection_path.suffix == ".py" and (absent := needs(collection_path)):
-        _left_out[collection_path] = absent
-        return True
+@pytest.hookimpl(tryfirst=True)
+def pytest_make_collect_report(collector):
+    if isinstance(collector, pytest.Module) and (absent := needs(collector.path)):
+        why = f"Skipped: {collector.nodeid} needs {', '.join(sorted(absent))}, not installed"
+        return pytest.CollectReport(collector.nodeid, "skipped", (str(collector.path), 1, why), [])
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item):
-    return (yield from _skipping())
+    return (yield from _skipping(item))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    return (yield from _skipping())
+    return (yield from _skipping(item))
 
 
-def _skipping():
+def _skipping(item):
     try:
         return (yield)
     except (ModuleNotFoundError, ValueError) as error:  # vipfast's own errors about a missing package are ValueErrors
@@ -58,9 +57,4 @@ def _skipping():
         name = (getattr(cause, "name", None) or "").partition(".")[0]
         if name not in ABSENT:
             raise
-        pytest.skip(f"needs {name}, which is not installed")
-
-
-def pytest_terminal_summary(terminalreporter):
-    for path, absent in sorted(_left_out.items()):
-        terminalreporter.write_line(f"left out: {path} needs {', '.join(sorted(absent))}, not installed")
+        pytest.skip(f"{item.nodeid} needs {name}, not installed")

@@ -8,8 +8,6 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from vipfast.kernels import logit_rows
 from vipfast.kernels.launch import launch, tl, triton
@@ -153,9 +151,9 @@ def test_a_row_alone_equals_the_row_among_others_bit_for_bit(dtype):
         assert all(torch.equal(a[i], b[0]) for a, b in zip(whole, alone))
 
 
-@given(st.integers(1, 80), st.floats(0.01, 300), st.integers(0, 10**6))
-@settings(max_examples=15, deadline=None)
-def test_bounds(V, size, seed):
+@pytest.mark.parametrize("seed, V", list(enumerate([1, 1, 2, 3, 8, 9, 16, 31, 33, 57, 64, 80])))
+@pytest.mark.parametrize("size", [0.01, 5.0, 300.0])
+def test_bounds(seed, V, size):
     logits = torch.randn(2, V, generator=torch.Generator().manual_seed(seed)) * size
     logp, entropy, draw = swept(logits, [0, V - 1])
     assert (logp <= 0).all() and (entropy >= 0).all() and (entropy <= math.log(V) + 1e-6).all()
