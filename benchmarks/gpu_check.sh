@@ -111,7 +111,7 @@ kernel_benchmarks() {
     if [ -n "$cpu" ]; then
         "$python" "$repo/benchmarks/kernels.py" --smoke
     elif [ -e "$work/kernels.xml" ]; then
-        "$python" "$repo/benchmarks/kernels.py" --tests "$work/kernels.xml"
+        "$python" "$repo/benchmarks/kernels.py" --tests "$work/kernels.xml" --limit-s 100
     else
         echo "no report of the kernel tests, so no speed would be printed"
         return 1

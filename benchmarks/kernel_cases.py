@@ -176,12 +176,11 @@ def dense_logprob(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def compile_cases(*, full: bool, T: int = 8192, D: int = 1536, V: int = 151936) -> Iterator[tuple[str, str, Callable]]:
-    """(operation, description, call on meta tensors) at production shapes: with every option, and at sizes of 1, which Triton
-    turns into constants; ``full`` adds both dtypes, pointers that are None, odd sizes and every estimator.
+    """(operation, description, call on meta tensors) at production shapes: with every option; ``full`` adds both dtypes,
+    pointers that are None, every estimator, odd sizes, and sizes of 1, which Triton turns into constants.
     """
     transform = dict(temperature=0.7, logit_scale=0.5, softcap=30.0, vocab_size=V - 265)
     given, loss = dict(ref=True, mask=True), dict(estimator="grpo", beta=0.1)
-
     everything = (given | dict(bias=True), loss | transform), (dict(bias=True), transform)
 
     def heads(name: str, shape: tuple, head: tuple[dict, dict], logprob: tuple[dict, dict]) -> list[tuple]:
@@ -191,16 +190,16 @@ def compile_cases(*, full: bool, T: int = 8192, D: int = 1536, V: int = 151936) 
         ("group_advantage", "grpo", (T, 0, 0, torch.float32), {}, dict(estimator="grpo")),
         ("policy_loss", "everything", (T, 0, 0, torch.float32), given, loss),
         *heads("bf16, everything", (T, D, V, torch.bfloat16), *everything),
-        *heads("bf16, sizes of 1", (1, 1, 1, torch.bfloat16), ({}, {}), ({}, {})),
     ]
     if full:
         rest = [estimator for estimator in ESTIMATORS if estimator != "grpo"]
         cases += [("group_advantage", name, (T, 0, 0, torch.float32), {}, dict(estimator=name)) for name in rest]
         cases += [("policy_loss", "on-policy", (T, 0, 0, torch.float32), dict(old=False), {})]
-        plain, odd = (dict(old=False), {}), (dict(frozen=True), {})
+        nothing, plain, odd = ({}, {}), (dict(old=False), {}), (dict(frozen=True), {})
+        cases += heads("bf16, sizes of 1", (1, 1, 1, torch.bfloat16), nothing, nothing)
+        cases += heads("bf16, on-policy", (T, D, V, torch.bfloat16), plain, nothing)
         for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
-            cases += heads(f"{name}, on-policy", (T, D, V, dtype), plain, ({}, {}))
-            cases += heads(f"{name}, odd sizes, frozen", (T - 1, D - 1, V + 1, dtype), odd, ({}, {}))
+            cases += heads(f"{name}, odd sizes, frozen", (T - 1, D - 1, V + 1, dtype), odd, nothing)
         cases += heads("fp32, everything", (T, D, V, torch.float32), *everything)
     for op, description, shape, fields, options in cases:
         yield op, description, _on_meta(op, shape, fields, options)

@@ -17,8 +17,8 @@ class Roof(NamedTuple):
 
 
 STATED = {
-    "H200": Roof(770, 4.3, "measured on one: 8192³ matmul of random bf16 numbers, device-to-device copy"),
-    "H100 SXM": Roof(989, 3.35, "NVIDIA data sheet, dense"),
+    "H200, measured": Roof(770, 4.3, "8192³ matmul of random bf16 numbers, device-to-device copy"),
+    "H200, H100 SXM": Roof(989, 4.8, "NVIDIA data sheets, dense; H100's memory gives 3.35 TB/s"),
     "A100 SXM 80 GB": Roof(312, 2.04, "NVIDIA data sheet, dense"),
 }
 

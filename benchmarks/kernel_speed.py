@@ -34,7 +34,7 @@ from torch import Tensor
 torch._logging.set_logs(dynamo=logging.ERROR)  # what it cannot trace is no news here
 OURS = "vipfast"
 HEADLINE = (8192, *MODELS["Qwen2.5-1.5B"])
-TINY = (12, 8, 37)
+TINY = (6, 8, 37)
 """T, D, V"""
 MIN_REPEATS, MAX_REPEATS, SECONDS_EACH = 5, 20, 0.5
 DIFFERENCE_MAX = 0.03
@@ -190,10 +190,10 @@ def _clear(batch: Batch, device: str) -> None:
 
 def _peak(work: Work, batch: Batch, device: str) -> tuple[Tensor, float | None]:
     """Result of a call, and the peak MiB a second one allocates (the first compiles)."""
-    work()
-    _clear(batch, device)
     if device == "cpu":
         return work(), None
+    work()
+    _clear(batch, device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -163,6 +163,32 @@ def row_advantage(p_reward, p_use, p_statistics, i_row, i_group):
     return tl.where(counted & (scale != 0.0), (reward - center) * scale, 0.0), counted
 
 
+def check_step(reward_R, group_offsets, plan: Any, rows_r, token_offsets, weight_R) -> None:
+    """Refuse parts of a step that do not fit each other: a kernel would read beyond their ends. Nothing waits for a device.
+
+    Raises:
+        ValueError: naming what does not fit.
+    """
+    R, B = len(reward_R), len(group_offsets) - 1
+    for name, found in {"plan.use_R": len(plan.use_R), "weight_R": len(weight_R)}.items():
+        if found != R:
+            raise ValueError(f"{name} has {found} entries for {R} rewards: pass one per rollout of the whole step")
+    if len(plan.baseline_B) != B:
+        raise ValueError(f"plan.baseline_B has {len(plan.baseline_B)} entries for {B} groups: pass one per group, NaN for none")
+    if len(token_offsets) != len(rows_r) + 1:
+        raise ValueError(f"{len(token_offsets)} token_offsets for {len(rows_r)} rows: pass one more than rows_r")
+
+    def on_host(x) -> Tensor | None:
+        x = torch.as_tensor(x)
+        return x if x.device.type == "cpu" and len(x) else None
+
+    rows, offsets = on_host(rows_r), on_host(group_offsets)
+    if rows is not None and not 0 <= int(rows.min()) <= int(rows.max()) < R:
+        raise ValueError(f"rows_r names rows {int(rows.min())} to {int(rows.max())} of {R} rollouts: number them from 0")
+    if offsets is not None and int(offsets[-1]) != R:
+        raise ValueError(f"group_offsets end at {int(offsets[-1])} for {R} rewards: rewards are those of the whole step")
+
+
 def group_statistics(reward_R: Tensor, use_R: Tensor, group_offsets: Tensor, baseline_B: Tensor, estimator: str) -> Tensor:
     """Centre and scale of every group of a step: A_i = (r_i - center) scale, which ``row_advantage`` reads in other kernels.
 

@@ -40,12 +40,19 @@ class Head(NamedTuple):
     vocab_size: int | None = None  # rows of the weight beyond it are padding and take no probability
 
 
+CACHE_BYTES = 2**20
+"""Logits that a CPU takes at a time: every pass over them but the first finds them in its cache."""
+
+
 class Distribution(NamedTuple):
-    """probs_cV: softmax of the logits. logp_c, entropy_c: [c], of the targets.
+    """mass_cV: e^(z - max z); total_c: its sum, so that softmax is mass / total. target_c1: [c, 1], the targets, 0 for an id
+    outside the vocabulary. logp_c, entropy_c: [c]; logp is that of the targets, NaN for such an id.
     slope_cV: d z / d raw beyond the constant factor scale / temperature, None without a soft-cap.
     """
 
-    probs_cV: Tensor
+    mass_cV: Tensor
+    total_c: Tensor
+    target_c1: Tensor
     logp_c: Tensor
     entropy_c: Tensor
     slope_cV: Tensor | None
@@ -97,31 +104,42 @@ def chunks(num_tokens: int, vocab_size: int, itemsize: int, chunk_bytes: int) ->
 
 
 def distribution_ref(
-    hidden_cD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_c: Tensor, head: Head
+    hidden_cD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_c: Tensor, head: Head, logits_cV: Tensor
 ) -> Distribution:
-    """Logits of one chunk and what follows from them; hidden and weight are already in the dtype to compute in."""
-    z_cV = hidden_cD @ weight_VD.T
-    if bias_V is not None:
-        z_cV += bias_V
-    if head.logit_scale != 1.0:
-        z_cV *= head.logit_scale
-    slope_cV = None
-    if head.softcap is not None:
-        z_cV.div_(head.softcap).tanh_()
-        slope_cV = 1 - z_cV.square()
-        z_cV *= head.softcap
-    if head.temperature != 1.0:
-        z_cV /= head.temperature
-    z_cV -= z_cV.amax(-1, keepdim=True)
-    target_c = z_cV.gather(-1, targets_c[:, None])[:, 0]
-    # exp is 0 there in every dtype, while 0 * -inf in the entropy would be NaN.
-    z_cV.clamp_(min=-1e4)
-    probs_cV = z_cV.exp()
-    total_c = probs_cV.sum(-1)
+    """Logits of one chunk, written to a buffer and turned into mass_cV there, and what follows from them; all arguments are
+    in the dtype to compute in.
+    """
+    torch.mm(hidden_cD, weight_VD.T, out=logits_cV)
+    c, V = logits_cV.shape
+    size = max(1, CACHE_BYTES // (V * logits_cV.itemsize)) if logits_cV.device.type == "cpu" else max(1, c)
+    shifted, slope_cV = logits_cV.new_empty(min(size, c), V), None if head.softcap is None else torch.empty_like(logits_cV)
+    score_c, total_c, moment_c = logits_cV.new_empty(3, c)
+    known_c = (targets_c >= 0) & (targets_c < V)
+    target_c1 = torch.where(known_c, targets_c, 0)[:, None]
+    for start in range(0, c, size):
+        cut = slice(start, min(start + size, c))
+        z_nV = logits_cV[cut]
+        if bias_V is not None:
+            z_nV += bias_V
+        if head.logit_scale != 1.0:
+            z_nV *= head.logit_scale
+        if head.softcap is not None:
+            z_nV.div_(head.softcap).tanh_()
+            torch.sub(1, z_nV.square(), out=slope_cV[cut])
+            z_nV *= head.softcap
+        if head.temperature != 1.0:
+            z_nV /= head.temperature
+        shifted_nV = torch.sub(z_nV, z_nV.amax(-1, keepdim=True), out=shifted[: len(z_nV)])
+        score_c[cut] = shifted_nV.gather(-1, target_c1[cut])[:, 0]
+        # exp is 0 there in every dtype, while 0 * -inf in the entropy would be NaN.
+        shifted_nV.clamp_(min=-1e4)
+        mass_nV = torch.exp(shifted_nV, out=z_nV)
+        total_c[cut] = mass_nV.sum(-1)
+        moment_c[cut] = torch.bmm(mass_nV[:, None], shifted_nV[:, :, None])[:, 0, 0]  # a dot product that stores no product
     log_total_c = total_c.log()
-    entropy_c = (log_total_c - torch.linalg.vecdot(probs_cV, z_cV) / total_c).clamp_(0, math.log(z_cV.shape[1]))
-    probs_cV /= total_c[:, None]
-    return Distribution(probs_cV, target_c - log_total_c, entropy_c, slope_cV)
+    entropy_c = (log_total_c - moment_c / total_c).clamp_(0, math.log(V))
+    logp_c = torch.where(known_c, score_c - log_total_c, math.nan)
+    return Distribution(logits_cV, total_c, target_c1, logp_c, entropy_c, slope_cV)
 
 
 LOWEST = tl.constexpr(-1e30)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from vipfast.kernels.group_advantage import check_step
 from vipfast.kernels.launch import backend_of, launch, tl, triton
 from vipfast.kernels.logit_rows import (
     Head,
@@ -110,18 +111,20 @@ def policy_head_ref(
     loss, sums = torch.zeros((), dtype=torch.float64, device=device), {}
     factor = head.logit_scale / head.temperature
     terms = token_terms_ref(*given[1:6], given.loss_mask_T, given.weight_R, given.estimator, found_3T[0])
-    for cut in chunks(T, len(weight), dtype.itemsize, chunk_budget(chunk_bytes, device)):
+    cuts = list(chunks(T, len(weight), dtype.itemsize, chunk_budget(chunk_bytes, device)))
+    logits_cV = torch.empty(cuts[0].stop, len(weight), dtype=dtype, device=device)
+    for cut in cuts:
         hidden_cD, targets_c = hidden_TD[cut].to(dtype), given.targets_T[cut]
         known = (None if column_T is None else column_T[cut] for column_T in given[6:9])
         terms_c = type(terms)(*(column_T[cut] for column_T in terms))
-        found = distribution_ref(hidden_cD, weight, bias, targets_c, head)
+        found = distribution_ref(hidden_cD, weight, bias, targets_c, head, logits_cV[: len(targets_c)])
         result = token_loss_ref(terms_c, found.logp_c, *known, *rule)
         entropy_sum = torch.where(terms_c.trained_T, found.entropy_c, 0.0).sum(dtype=torch.float64)
         loss, sums = loss + result.loss, add_sums(sums, result.sums | {"entropy": entropy_sum})
         found_3T[:, cut] = torch.stack([found.logp_c, found.entropy_c, result.ratio_T])
         if any(needs):
             g_c1 = (result.dlogp_T * factor)[:, None]
-            draw_cV = found.probs_cV.mul_(-g_c1).scatter_add_(1, targets_c[:, None], g_c1)
+            draw_cV = found.mass_cV.mul_(-g_c1 / found.total_c[:, None]).scatter_add_(1, found.target_c1, g_c1)
             if found.slope_cV is not None:
                 draw_cV *= found.slope_cV
             if dhidden_TD is not None:
@@ -330,6 +333,7 @@ def policy_head(
     check_inputs(hidden_TD, weight_VD, bias_V, targets_T)
     targets_T = targets_T.contiguous()
     check_columns(targets_T, sampler_logp_T, old_logp_T, ref_logp_T, loss_mask_T, token_offsets, estimator)
+    check_step(reward_R, group_offsets, plan, rows_r, token_offsets, weight_R)
     given = Given(
         targets_T, reward_R, group_offsets, plan, rows_r, token_offsets, sampler_logp_T, old_logp_T, ref_logp_T, loss_mask_T,
         weight_R, estimator,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vipfast.kernels.group_advantage import ESTIMATORS, group_advantages_ref, group_statistics, row_advantage
+from vipfast.kernels.group_advantage import ESTIMATORS, check_step, group_advantages_ref, group_statistics, row_advantage
 from vipfast.kernels.launch import backend_of, launch, tl, triton
 from vipfast.kernels.token_loss import SUMS, TokenTerms, token_loss, token_loss_ref
 
@@ -46,7 +46,7 @@ def token_terms_ref(
     row_T = torch.repeat_interleave(rows_r, lengths_r, output_size=like_T.shape[0])
     trained_T = counted_R[row_T]
     if loss_mask_T is not None:
-        trained_T = trained_T & torch.as_tensor(loss_mask_T, device=device)
+        trained_T = trained_T & torch.as_tensor(loss_mask_T, device=device).bool()
     weight_R = torch.as_tensor(weight_R, device=device)
     return TokenTerms(advantage_R[row_T].to(like_T.dtype), weight_R[row_T].to(like_T.dtype), trained_T)
 
@@ -337,9 +337,10 @@ def policy_loss(
 
     Raises:
         ValueError: columns of tokens that differ in length or device or have gaps in memory, token_offsets that do not end at
-            T, an unknown estimator, or a backend that cannot run here.
+            T, parts of a step that do not fit, an unknown estimator, or a backend that cannot run here.
     """
     check_inputs(logp_T, sampler_logp_T, old_logp_T, ref_logp_T, loss_mask_T, token_offsets, estimator)
+    check_step(reward_R, group_offsets, plan, rows_r, token_offsets, weight_R)
     run = policy_loss_triton if backend_of(backend, logp_T.device) == "triton" else policy_loss_ref
     compute = partial(
         run, reward_R, group_offsets, plan, rows_r, token_offsets, sampler_logp_T, old_logp_T, ref_logp_T, loss_mask_T,

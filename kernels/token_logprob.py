@@ -39,8 +39,11 @@ def token_logprob_ref(
     bias_V = None if bias_V is None else bias_V[: head.vocab_size].to(dtype)
     logp_T = torch.empty(len(hidden_TD), dtype=dtype, device=hidden_TD.device)
     entropy_T = torch.empty_like(logp_T)
-    for part in chunks(len(hidden_TD), len(weight_VD), dtype.itemsize, chunk_budget(chunk_bytes, hidden_TD.device)):
-        found = distribution_ref(hidden_TD[part].to(dtype), weight_VD, bias_V, targets_T[part], head)
+    cuts = list(chunks(len(hidden_TD), len(weight_VD), dtype.itemsize, chunk_budget(chunk_bytes, hidden_TD.device)))
+    logits_cV = torch.empty(cuts[0].stop, len(weight_VD), dtype=dtype, device=hidden_TD.device)
+    for part in cuts:
+        hidden_cD = hidden_TD[part].to(dtype)
+        found = distribution_ref(hidden_cD, weight_VD, bias_V, targets_T[part], head, logits_cV[: len(hidden_cD)])
         logp_T[part], entropy_T[part] = found.logp_c, found.entropy_c
     return logp_T, entropy_T
 

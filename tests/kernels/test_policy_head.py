@@ -215,3 +215,17 @@ def test_logits_are_refused():
     case.hidden = case.logits()
     with pytest.raises(ValueError, match="not logits"):
         case.fused()
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_an_untrained_token_may_have_any_target(backend):
+    """-100 is what other code writes into slots that are not trained; in a trained one it must be loud."""
+    case = Case([0, 2, 3])
+    trained = torch.from_numpy(case.mask.copy())
+    expected = case.fused(backend=backend)
+    case.targets = torch.where(trained, case.targets, -100)
+    found = case.fused(backend=backend)
+    assert found.loss.item() == expected.loss.item() != 0
+    assert all(torch.equal(a, b) for a, b in zip(case.grads(found.loss), case.grads(expected.loss)))
+    case.targets[trained.nonzero()[0]] = -100
+    assert case.fused(backend=backend).loss.isnan()

@@ -168,3 +168,26 @@ def test_no_tokens():
         REWARD, GROUPS, PLAN, np.array([6]), np.array([0, 0]), empty, empty, weight_R=np.ones(7), estimator="rloo", **RULE
     )
     assert float(found.loss) == 0 and found.dlogp_T.shape == (0,) and float(found.sums["tokens"]) == 0
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(weight_R=np.ones(1)), "weight_R has 1 entries for 2 rewards"),
+        (dict(rows_r=[0, 5]), "rows_r names rows 0 to 5 of 2"),
+        (dict(rows_r=[-1, 0]), "rows_r names rows -1 to 0 of 2"),
+        (dict(token_offsets=[0, 4]), "2 token_offsets for 2 rows"),
+        (dict(group_offsets=[0, 1]), "group_offsets end at 1 for 2 rewards"),
+        (dict(plan=StepPlan.plain([np.array([3])])), "plan.use_R has 3 entries for 2 rewards"),
+        (dict(group_offsets=[0, 1, 2]), "plan.baseline_B has 1 entries for 2 groups"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_parts_of_a_step_that_do_not_fit_are_refused(backend, change, message):
+    logp = -torch.ones(4)
+    step = dict(reward_R=np.array([1.0, 0.0]), group_offsets=[0, 2], plan=StepPlan.plain([np.array([2])]), rows_r=[0, 1])
+    step |= dict(token_offsets=[0, 2, 4], weight_R=np.ones(2)) | change
+    rule = dict(estimator="rloo", clip_low=0.2, clip_high=0.28, beta=0.0, backend=backend)
+    with pytest.raises(ValueError, match=message):
+        policy_loss(logp_T=logp, sampler_logp_T=logp, **step, **rule)

@@ -1,70 +1,19 @@
 """The kernel against its twin: compiled on a GPU, interpreted on a CPU (0.5 s a call, so a test asks much of each)."""
 
 import math
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from small_step import DEVICE, NAN, RULE, SMALL, Step, scalars
 
 from vipfast.kernels import policy_loss as module
 from vipfast.kernels.group_advantage import group_statistics_kernel
 from vipfast.kernels.launch import recorded
 from vipfast.kernels.policy_loss import SUMS, add_sums, policy_loss, reduced
 
-NAN = float("nan")
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-RULE = dict(clip_low=0.2, clip_high=0.28, beta=0.0, estimator="rloo")
 EPS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
-
-
-class Step:
-    """A step of rollouts of given lengths in groups of given sizes; some unscored, one out of use, one baseline given."""
-
-    def __init__(self, lengths, sizes, seed=0):
-        assert len(lengths) == sum(sizes)
-        rng = np.random.default_rng(seed)
-        self.lengths, R, T = np.array(lengths, int), len(lengths), sum(lengths)
-        self.offsets = np.concatenate([[0], np.cumsum(self.lengths)])
-        self.groups = np.concatenate([[0], np.cumsum(sizes)])
-        self.reward = rng.choice([0.0, 1.0, 0.3], R).astype(np.float32)
-        self.reward[3::7] = NAN
-        use, baseline = np.arange(R) % 5 != 4, np.full(len(sizes), NAN)
-        baseline[1:2] = 0.4
-        self.plan = SimpleNamespace(use_R=use, baseline_B=baseline)
-        self.weight = rng.uniform(0.5, 1.5, R) / max(T, 1)
-        base = -rng.uniform(0.1, 3, T)
-        self.columns = [torch.tensor(base + rng.normal(0, 0.4, T)) for _ in range(4)]
-        self.mask = rng.random(T) < 0.8
-
-    def at(self, rows):
-        return np.concatenate([np.arange(self.offsets[i], self.offsets[i + 1]) for i in rows] or [[]]).astype(int)
-
-    def trained(self):
-        return np.repeat(self.plan.use_R & ~np.isnan(self.reward), self.lengths) & self.mask
-
-    def call(self, backend="triton", dtype=torch.float32, old=True, ref=True, mask=True, rows=None, grad=False, **rule):
-        rows = np.arange(len(self.lengths)) if rows is None else np.array(rows, int)
-        at = self.at(rows)
-        logp, *others = (column[at].to(dtype).to(DEVICE) for column in self.columns)
-        sampler, old, ref = (column if given else None for column, given in zip(others, (True, old, ref), strict=True))
-        offsets = np.concatenate([[0], np.cumsum(self.lengths[rows])])
-        rule = RULE | dict(beta=0.0 if ref is None else 0.1) | rule
-        result = policy_loss(
-            self.reward, self.groups, self.plan, rows, offsets, logp.requires_grad_(grad), sampler, old, ref,
-            self.mask[at] if mask else None, weight_R=self.weight, backend=backend, **rule,
-        )  # fmt: skip
-        return (result, logp) if grad else result
-
-
-SMALL = Step([3, 0, 1, 9, 17, 0, 2, 8, 1, 3], [3, 1, 0, 5, 1])
-
-
-def scalars(result):
-    return {"loss": result.loss.item()} | {name: total.item() for name, total in result.sums.items()}
 
 
 LENGTHS = {
@@ -383,110 +332,4 @@ def test_recorded_on_meta_tensors():
         ("group_statistics_kernel", 2),
         ("policy_loss_kernel", 10),
         ("reduce_partials", 8),
-    ]
-
-
-def child(script: str, **environment: str) -> str:
-    """Output of a Python process of its own: a wrong address ends it, and Triton asks for the interpreter when it starts."""
-    run = subprocess.run(
-        [sys.executable, "-c", script], env={k: x for k, x in os.environ.items() if k != "TRITON_INTERPRET"} | environment,
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert run.returncode == 0, f"exit {run.returncode}: {run.stderr[-2000:]}"
-    return run.stdout
-
-
-FAR = """
-import torch
-from triton.runtime import interpreter
-from vipfast.kernels.policy_loss import policy_loss_kernel
-
-BT, FIRST_FAR = 512, 2**31 // 512 + 1  # the tile's first token is number 2^31 + 512
-builder = interpreter.interpreter_builder
-set_dim, set_idx = builder.set_grid_dim, builder.set_grid_idx
-
-def run(tile, num_left):
-    # Memory is reserved, not touched: the columns lie one tile apart in one buffer, the program sees one tile of each.
-    start = tile * BT
-    buffer = torch.empty(start + 5 * BT, dtype=torch.bfloat16)
-    mask = torch.empty(start + BT, dtype=torch.bool)
-    g = torch.Generator().manual_seed(0)
-    buffer[start:] = -torch.rand(5 * BT, generator=g)
-    mask[start:] = torch.rand(BT, generator=g) < 0.8
-    columns = [buffer[k * BT:] for k in range(5)]
-    cut = start + num_left // 3
-    first = torch.empty(tile + 2, dtype=torch.int64)
-    first[tile:] = torch.tensor([1, 3])
-    partial = torch.empty(8, tile + 1)
-    ones = torch.ones(2, dtype=torch.float64)
-    builder.set_grid_dim = lambda *_: set_dim(tile + 1, 1, 1)
-    builder.set_grid_idx = lambda *_: set_idx(tile, 0, 0)
-    policy_loss_kernel[(1,)](
-        *columns[:4], mask, torch.tensor([1.0, 0.0]), torch.ones(2, dtype=torch.bool), ones,
-        torch.tensor([[0.5, 2.0]], dtype=torch.float64), torch.arange(2), torch.ones(2, dtype=torch.int64),
-        torch.tensor([0, cut, start + num_left]), first, columns[4], partial, start + num_left, 2, 0.2, 0.28, 0.1, 2.0, BT=BT,
-    )
-    return columns[4][start:][:num_left].clone(), partial[:, tile].clone()
-
-for num_left in (BT, 7):
-    for near, far in zip(run(0, num_left), run(FIRST_FAR, num_left)):
-        assert torch.equal(near, far) and near.abs().sum() > 0, (near, far)
-print("equal")
-"""
-
-
-def test_addresses_beyond_31_bits():
-    assert child(FAR, TRITON_INTERPRET="1") == "equal\n"
-
-
-COMPILE = """
-import re, subprocess, tempfile, torch
-from triton import knobs
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, compile
-from vipfast.kernels.group_advantage import grpo, group_statistics_kernel
-from vipfast.kernels.policy_loss import policy_loss_kernel, reduce_partials
-
-POINTERS = dict(
-    p_mask="i1", p_reward="fp32", p_use="i1", p_weight="fp64", p_statistics="fp64", p_rows="i64", p_group="i64",
-    p_offsets="i64", p_first="i64", p_baseline="fp64", p_total="fp64",
-)
-
-def build(kernel, num_warps, **constants):
-    signature, attributes = {}, {}
-    for i, p in enumerate(kernel.params):
-        if p.name in constants:
-            signature[p.name] = "constexpr"
-        elif p.name.startswith("p_"):
-            signature[p.name] = "*" + POINTERS.get(p.name, "fp32")
-            attributes[(i,)] = [["tt.divisibility", 16]]
-        else:
-            signature[p.name] = p.annotation_type
-    source = ASTSource(kernel, signature, constants, attributes)
-    binary = compile(source, target=GPUTarget("cuda", 90, 32), options=dict(num_warps=num_warps))
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(binary.asm["cubin"])
-        file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True).stdout
-    used = re.findall(r"STACK:(\\d+) SHARED:\\d+ LOCAL:(\\d+)", text)
-    print(kernel.fn.__name__, sum(map(int, used[0])), "ld.global.v4.b32" in binary.asm["ptx"])
-    assert "convert_layout" not in binary.asm["ttgir"]
-
-build(policy_loss_kernel, 1, BT=512, p_old=None, p_ref=None)
-build(policy_loss_kernel, 1, BT=512, p_old=None, p_ref=None, p_mask=None, num_tokens=1, num_rows=1)
-build(reduce_partials, 16, BP=8192)
-build(reduce_partials, 16, BP=8192, num_partials=1, max_bits=1)
-build(group_statistics_kernel, 1, BR=128, ESTIMATOR=grpo)
-"""
-
-
-def test_compiles_for_hopper_also_where_a_number_is_one(tmp_path):
-    lines = child(COMPILE, TRITON_CACHE_DIR=str(tmp_path)).splitlines()
-    assert lines == [  # bytes of spilled registers, and whether columns are read 16 bytes at a time
-        "policy_loss_kernel 0 True",
-        "policy_loss_kernel 0 False",  # a single token is known to fill no tile
-        "reduce_partials 0 False",
-        "reduce_partials 0 False",
-        "group_statistics_kernel 0 False",
     ]
