@@ -1,7 +1,7 @@
 """Packaging: ``pip install -e .`` for the laptop, ``.[gpu]`` for a GPU node, ``.[test]`` for the tests.
 
-Triton is in ``test`` too: it interprets kernels on a CPU and compiles them for GPUs that are not there. Of ``gpu``, CuPy is for
-the predictor on the GPU to come, as ``vllm`` is for its engine.
+Triton and NVRTC are in ``test`` too: they interpret kernels on a CPU and compile them for GPUs that are not there. ``vllm`` is
+for an engine to come.
 """
 
 from setuptools import find_packages, setup
@@ -39,8 +39,9 @@ setup(
             "peft>=0.15,<1",
             "tensorboard>=2.14,<3",
             "triton>=3.5,<4; platform_system == 'Linux'",
+            "nvidia-cuda-nvrtc-cu12>=12.4,<13; platform_system == 'Linux'",
         ],
-        "gpu": ["triton>=3.5,<4", "cupy-cuda12x>=13.4,<15", "peft>=0.15,<1", "datasets>=3,<6"],
+        "gpu": ["triton>=3.5,<4", "cupy-cuda12x>=14,<15", "peft>=0.15,<1", "datasets>=3,<6"],
         "vllm": ["vllm>=0.11"],
         "trackers": ["tensorboard>=2.14,<3", "wandb>=0.19,<1", "trackio>=0.2,<1"],
     },

@@ -51,10 +51,15 @@ class Config:
     """VIP's lower bound L on a prompt's rollouts; 2 for rloo and 3 for dr_grpo unless given."""
     max_rollouts: int = 32
     """VIP's upper bound U on a prompt's rollouts."""
-    objective: Literal["rloo", "dr_grpo"] | None = None
-    """Whose gradient variance VIP minimises; follows the estimator unless given (grpo uses dr_grpo)."""
-    predictor: Literal["gp", "vip"] = "gp"
-    """VIP's success predictor: gp (logit GP with count noise) or vip (the paper's noise-free GP)."""
+    budget_unit: Literal["rollouts", "tokens"] = "rollouts"
+    """What a step's budget counts: rollouts, or (vip only) tokens, as many as that many rollouts of the pool's mean length are
+    expected to take, so that prompts with short answers can get more."""
+    objective: str | None = None
+    """Whose gradient variance VIP minimises: rloo, dr_grpo, or a convex function of a prompt's rollouts of your own, named as
+    module:function; follows the estimator unless given (grpo uses dr_grpo)."""
+    predictor: Literal["gp", "kernel_beta", "beta", "vip"] = "gp"
+    """VIP's success predictor: gp (logit GP with exact binomial counts), kernel_beta (pseudo-counts lent by like texts), beta
+    (a prompt's own history) or vip (the paper's noise-free GP)."""
     vigor_m0: int | None = None
     """Rollouts each prompt gets in VIGOR's first round; follows from the mean unless given."""
     vigor_num_rounds: int = 4
@@ -68,6 +73,9 @@ class Config:
     scored, both rank alike."""
     update_on: Literal["all", "final"] = "all"
     """Whether VIGOR's update uses every drawn rollout or only prompts that survived to the last round."""
+    correction: Literal["none", "lagged", "fresh"] = "none"
+    """How VIGOR's update makes up for rounds that looked at its own rewards: none (as published), lagged (baselines predicted
+    before the step; needs --weighting rollout), or fresh (only the last round's rollouts enter the update)."""
 
     max_new_tokens: int | None = None
     """Length limit of a completion; the model's default unless given (16 for the starter, 1024 otherwise)."""
@@ -163,11 +171,29 @@ class Config:
             raise UsageError(f"--length-term {self.length_term}: --weighting token takes no length term; leave it out")
         if self.weighting == "rollout" and self.length_term == "token":
             raise UsageError("--length-term token: needs --weighting prompt (it divides by the tokens of a prompt's group)")
+        if self.budget_unit == "tokens" and self.allocator != "vip":
+            raise UsageError(
+                f"--budget-unit tokens: --allocator {self.allocator} plans in rollouts; use --allocator vip, or leave it out"
+            )
+        if self.allocator == "vigor" and self.correction == "lagged":
+            self._check_lagged()
         if abs(self.budget - self.prompts_per_step * self.rollouts_per_prompt) > 1e-6:
             raise UsageError(
                 f"--rollouts-per-prompt {self.rollouts_per_prompt:g}: times --prompts-per-step {self.prompts_per_step} is not "
                 f"a whole number of rollouts; the nearest that is: {self.budget / self.prompts_per_step:.12g}"
             )
+
+    def _check_lagged(self) -> None:
+        """Refuse what would bring this step's rewards back into the weights or baselines that ``lagged`` keeps free of them."""
+        for name, wanted, why in (
+            ("weighting", ("rollout",), "divides by counts that this step's rewards decided"),
+            ("update_on", ("all",), "leaves out prompts by this step's rewards"),
+            ("estimator", ("rloo", "dr_grpo"), "divides by the spread of this step's rewards"),
+        ):
+            value = getattr(self, name)
+            if value not in wanted:
+                remedy = f"{flag(name)} {' or '.join(wanted)}, or --correction fresh"
+                raise UsageError(f"--correction lagged: {flag(name)} {value} {why}; use {remedy}")
 
     @property
     def budget(self) -> int:

@@ -23,7 +23,7 @@ LONGEST_PROMPT = 1024
 
 _ONLY_FOR = {
     "vip": ("min_rollouts", "max_rollouts", "objective", "predictor"),
-    "vigor": ("vigor_m0", "vigor_num_rounds", "vigor_alpha", "vigor_gamma", "score", "update_on"),
+    "vigor": ("vigor_m0", "vigor_num_rounds", "vigor_alpha", "vigor_gamma", "score", "update_on", "correction"),
 }
 
 
@@ -86,11 +86,9 @@ def check_task(task: str) -> None:
 def _schedule(config: Config) -> list[tuple[str, object, str]]:
     """What the allocator's own rules decide, once they have checked that it can spend the budget (BudgetError if not)."""
     if config.allocator == "vip":
-        from vipfast.allocate.solver import LEAST_ROLLOUTS, check_budget, least_rollouts
+        from vipfast.allocate import objective_and_bound
 
-        objective = config.objective or ("rloo" if config.estimator == "rloo" else "dr_grpo")
-        low = least_rollouts(objective, config.min_rollouts)
-        check_budget(config.prompts_per_step, config.budget, low, config.max_rollouts, LEAST_ROLLOUTS[objective])
+        objective, low = objective_and_bound(config)
         return [
             ("objective", objective, f"--estimator {config.estimator}"),
             ("min_rollouts", low, f"the least that means anything with {objective}"),
@@ -193,6 +191,8 @@ def _idle_options(config: Config, device: str) -> list[str]:
     idle = {
         name: f"--allocator {config.allocator}" for a, names in _ONLY_FOR.items() if a != config.allocator for name in names
     }
+    if config.allocator == "vigor" and config.correction == "fresh":
+        idle["update_on"] = "--correction fresh, which uses the last round alone"
     if config.updates_per_step * config.epochs == 1:
         why = "a single update per step, whose ratio is always 1 (see --updates-per-step, --epochs)"
         idle |= {"clip_low": why, "clip_high": why}

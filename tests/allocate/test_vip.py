@@ -1,17 +1,22 @@
 """VIP end to end on counts: plans by its predictor's signal, learns afterwards, and reports how good the predictions were."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
 
-from vipfast.allocate import make_allocator, solver
+from vipfast import xp
+from vipfast.allocate import make_allocator
+from vipfast.allocate.objective import OBJECTIVES
 from vipfast.allocate.vip import Vip
 from vipfast.config import Config
 from vipfast.errors import BudgetError, CheckpointError, UsageError
 from vipfast.predict import make_predictor
+from vipfast.predict.base import Prediction
 from vipfast.predict.gp import GP
 from vipfast.predict.paper import PaperGP
+from vipfast.resolve import resolve
 from vipfast.types import Prompt, PromptBatch, Tally
 
 UIDS = [f"u{i:03d}" for i in range(64)]
@@ -28,7 +33,7 @@ class Known:
 
     def predict(self, uids, texts):
         p = P[[int(text) for text in texts]]
-        return p, p * (1 - p)
+        return Prediction(p, 0 * p, p * (1 - p))
 
     def update(self, uids, texts, successes, trials, step):
         self.learned = (uids, texts, successes.tolist(), trials.tolist(), step)
@@ -96,6 +101,45 @@ def test_first_step_is_uniform_and_later_steps_favour_the_informative(kind):
     hard = HARD[rows]
     assert plan.counts_B[~hard].mean() > 1.5 * plan.counts_B[hard].mean()
     assert plan.note["alloc/var_ratio_expected"] < 1 and 0 < plan.note["alloc/ceiling"] < 1
+
+
+def test_partial_credit_is_planned_by_the_rewards_variance():
+    # Even prompts always earn .5, odd ones 0, .5 or 1: a success threshold of 1 would call both mostly failures.
+    allocator = vip()
+    for step in range(6):
+        prompts = batch(range(64), step)
+        rounds = allocator.rounds(prompts, 8 * 64)
+        counts = next(rounds)
+        tally = Tally.empty(prompts.uids)
+        for slot in range(64):
+            drawn = np.random.default_rng([slot, step]).integers(0, 3, counts[slot]) / 2
+            tally.add(slot, np.full(counts[slot], 0.5) if HARD[slot] else drawn, 1.0, tokens=0, truncated=0)
+        with pytest.raises(StopIteration):
+            rounds.send(tally)
+        metrics = allocator.learn(tally)
+    assert counts[HARD].max() <= 4 < 10 < counts[~HARD].mean()
+    assert 0 < metrics["predict/brier"] < 0.2
+
+
+def test_a_predictor_that_is_no_help_is_told_of_once_even_across_a_resume():
+    def noisy():
+        allocator = vip(Known)
+        allocator.predictor.state_dict, allocator.predictor.load_state_dict = dict, lambda state: None
+        fixed = Prediction(np.full(8, 0.97), np.zeros(8), np.full(8, 0.1))
+        allocator.predictor.predict = lambda uids, texts: fixed
+        return allocator
+
+    first = noisy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(15):
+            step_of(first, range(8), step)
+    second = noisy()
+    second.load_state_dict(first.state_dict())
+    with pytest.warns(UserWarning, match="--predictor known: for 20 steps in a row .* no better than the pool's mean") as told:
+        for step in range(15, 60):
+            step_of(second, range(8), step)
+    assert len(told) == 1
 
 
 @pytest.mark.parametrize("kind", [GP, PaperGP])
@@ -173,7 +217,7 @@ def test_one_failure_never_starves_a_prompt():
 )
 def test_bounds_and_objective_follow_the_estimator(options, objective, low):
     allocator = make_allocator(Config(allocator="vip", **options))
-    assert allocator.objective is solver.OBJECTIVES[objective] and (allocator.low, allocator.high) == (low, 32)
+    assert allocator.objective is OBJECTIVES[objective] and (allocator.low, allocator.high) == (low, 32)
 
 
 def test_bad_bounds_fail_before_anything_is_loaded():
@@ -183,7 +227,42 @@ def test_bad_bounds_fail_before_anything_is_loaded():
         make_allocator(Config(allocator="vip", min_rollouts=1))
 
 
+@pytest.mark.parametrize("name, given", [("p", np.nan), ("p", 1.5), ("signal", np.nan), ("signal", np.inf), ("signal", -1.0)])
+def test_predictions_that_make_no_sense_are_refused_by_name(name, given):
+    allocator = vip(Known)
+    p, signal = np.full(4, 0.5), np.full(4, 0.25)
+    (p if name == "p" else signal)[2] = given
+    allocator.predictor.predict = lambda uids, texts: Prediction(p, 0 * p, signal)
+    with pytest.raises(ValueError, match=f"prompt 'u002' .* {given}" if name == "p" else f"prompt 2 of 4 has {given}"):
+        next(allocator.rounds(batch([0, 1, 2, 3]), 32))
+
+
+def test_an_objective_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "mine_phi.py").write_text("def phi(n):\n    return 1 / n\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match="--objective mine_phi:phi: give --min-rollouts too"):
+        make_allocator(Config(allocator="vip", objective="mine_phi:phi"))
+    allocator = make_allocator(Config(allocator="vip", objective="mine_phi:phi", min_rollouts=1, rollouts_per_prompt=3))
+    allocator.predictor = Known()
+    counts = next(allocator.rounds(batch(range(8)), 24))
+    # sqrt(.25 / .001996) = 11.2 times as many, so the hard ones stay at 1 until the mixed have 5.
+    assert counts.tolist() == [1, 5] * 4
+    resolved, _ = resolve(
+        Config(allocator="vip", objective="mine_phi:phi", min_rollouts=1, device="cpu", threads=1, output_dir="x")
+    )
+    assert (resolved.objective, resolved.min_rollouts) == ("mine_phi:phi", 1)
+
+
+def test_a_gpu_that_cannot_be_used_is_told_once(monkeypatch):
+    monkeypatch.setattr(xp, "choose", lambda device: (np, "of this") if device == "cuda" else (np, None))
+    with pytest.warns(UserWarning, match="--device cuda: allocation runs on the CPU, since of this"):
+        assert make_allocator(Config(allocator="vip", device="cuda")).arrays is np
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_allocator(Config(allocator="vip", device="cpu"))
+
+
 def test_predictors_by_name():
     assert isinstance(make_predictor("gp", []), GP) and isinstance(make_predictor("vip", []), PaperGP)
-    with pytest.raises(UsageError, match="--predictor beta: must be one of gp, vip"):
-        make_predictor("beta", [])
+    with pytest.raises(UsageError, match="--predictor ridge: must be one of gp, kernel_beta, beta, vip"):
+        make_predictor("ridge", [])

@@ -35,20 +35,20 @@ def test_follows_the_recursion_of_the_paper():
         m += K[:, rows] @ np.linalg.solve(K[np.ix_(rows, rows)] + 1e-6 * np.eye(20), target - m[rows])
         m[rows] = target
         predictor.update(names, names, k, n, step)
-        p, signal = predictor.predict(UIDS, UIDS)
+        p, _, signal = predictor.predict(UIDS, UIDS)
         assert logit(p) == pytest.approx(m, abs=1e-4)
         assert signal == pytest.approx(p * (1 - p))
 
 
 def test_nothing_known_is_one_half():
-    p, signal = paper().predict(UIDS[:3], UIDS[:3])
+    p, _, signal = paper().predict(UIDS[:3], UIDS[:3])
     assert p.tolist() == [0.5] * 3 and signal.tolist() == [0.25] * 3
 
 
 def test_a_rate_of_0_or_1_is_clipped_at_eps_and_recovers():
     predictor = paper()
     predictor.update(["0", "150"], ["0", "150"], np.array([0, 64]), np.array([1, 64]), 0)
-    p, signal = predictor.predict(["0", "150"], ["0", "150"])
+    p, _, signal = predictor.predict(["0", "150"], ["0", "150"])
     assert p == pytest.approx([1e-6, 1 - 1e-6], rel=1e-3) and (signal > 0).all()
     predictor.update(["0"], ["0"], np.array([1]), np.array([2]), 1)
     assert predictor.predict(["0"], ["0"])[0][0] == pytest.approx(0.5, abs=1e-6)
@@ -57,7 +57,7 @@ def test_a_rate_of_0_or_1_is_clipped_at_eps_and_recovers():
 def test_equal_texts_in_one_batch_need_the_jitter():
     predictor = paper()
     predictor.update(["a", "b"], ["0", "0"], np.array([8, 0]), np.array([8, 8]), 0)
-    p, signal = predictor.predict(["a", "b", "c"], ["0", "0", "1"])
+    p, _, signal = predictor.predict(["a", "b", "c"], ["0", "0", "1"])
     assert np.isfinite(p).all() and np.isfinite(signal).all() and p[0] > 0.99 and p[1] < 0.01
 
 

@@ -3,14 +3,20 @@
 import warnings
 from collections.abc import Sequence
 
+from vipfast import xp
 from vipfast.allocate.base import Allocator
-from vipfast.allocate.solver import LEAST_ROLLOUTS, check_budget, least_rollouts
+from vipfast.allocate.objective import LEAST_ROLLOUTS, find_objective, gains, least_rollouts
+from vipfast.allocate.solver import check_budget
+from vipfast.allocate.tokens import Lengths
 from vipfast.allocate.uniform import Uniform
 from vipfast.allocate.vigor import Schedule, Vigor
 from vipfast.allocate.vip import Vip
 from vipfast.config import Config
 from vipfast.errors import UsageError
 from vipfast.predict import make_predictor
+
+BASELINE = "beta"
+"""Predictor of vigor's lagged baselines: a prompt's own history, which costs nothing to ask."""
 
 
 def make_allocator(config: Config, pool_texts: Sequence[tuple[str, str]] = ()) -> Allocator:
@@ -37,12 +43,29 @@ def make_allocator(config: Config, pool_texts: Sequence[tuple[str, str]] = ()) -
         schedule = Schedule.fit(
             num_prompts, budget, config.vigor_m0, config.vigor_num_rounds, config.vigor_alpha, config.vigor_gamma
         )
-        vigor = Vigor(schedule, config.score, config.update_on)
+        predictor = make_predictor(BASELINE, pool_texts) if config.correction == "lagged" else None
+        vigor = Vigor(schedule, config.score, config.update_on, config.correction, predictor)
         vigor.warn(num_prompts, config.estimator)
         return vigor
     if config.allocator == "vip":
-        objective = config.objective or ("rloo" if config.estimator == "rloo" else "dr_grpo")
-        low = least_rollouts(objective, config.min_rollouts)
-        check_budget(num_prompts, budget, low, config.max_rollouts, LEAST_ROLLOUTS[objective])
-        return Vip(make_predictor(config.predictor, [text for _, text in pool_texts]), objective, low, config.max_rollouts)
+        objective, low = objective_and_bound(config)
+        lengths = Lengths() if config.budget_unit == "tokens" else None
+        arrays, why_not = xp.choose(config.device)
+        if why_not:
+            warnings.warn(f"--device cuda: allocation runs on the CPU, since {why_not}", stacklevel=2)
+        return Vip(make_predictor(config.predictor, pool_texts), objective, low, config.max_rollouts, lengths, arrays)
     raise UsageError(f"--allocator {config.allocator}: must be one of uniform, vip, vigor")
+
+
+def objective_and_bound(config: Config) -> tuple[str, int]:
+    """vip's objective and its lower bound L, given or following from the estimator, once they are known to work.
+
+    Raises:
+        BudgetError: the budget cannot be met within the bounds.
+        UsageError: the objective is unknown or not convex between the bounds, or --min-rollouts is too low for it.
+    """
+    objective = config.objective or ("rloo" if config.estimator == "rloo" else "dr_grpo")
+    phi, low = find_objective(objective), least_rollouts(objective, config.min_rollouts)
+    check_budget(config.prompts_per_step, config.budget, low, config.max_rollouts, LEAST_ROLLOUTS.get(objective, 0))
+    gains(phi, low, config.max_rollouts)
+    return objective, low

@@ -15,7 +15,8 @@ class Allocator(Protocol):
     """A generator, so that each rule reads like its paper's algorithm box.
 
     ``barrier``: True, resumed when nothing is pending; False, after every finished group (Tally.pending tells).
-    ``budget_kind``: "exact" (the counts must add up to the budget; the caller checks) or "cap".
+    ``budget_kind``: "exact" (the counts must add up to the budget; the caller checks) or "cap" (at most the budget, counted in
+    a unit of the allocator's own, which it answers for).
     """
 
     name: str

@@ -4,6 +4,11 @@ Rollouts are drawn in T rounds; after each, only the share alpha of the prompts 
 get gamma times as many. Differences from the paper: the budget is met exactly for any batch size (a round never draws more than
 is left, and the last one hands what remains to the highest scores), and ties, which after a first round of two rollouts decide
 most of the cut, are broken by a seeded key instead of by position.
+
+Rounds that look at the rewards which later form the baseline scale a prompt's gradient by less than p (1-p): where the first
+rewards happen to agree, sampling stops. ``correction`` offers two ways out. "lagged": every rollout enters against a baseline
+predicted before the step, each with weight 1/C, so that a prompt's expected gradient is E[n_q]/C times the exact one. "fresh":
+only the last round enters, whose rewards decided nothing.
 """
 
 import math
@@ -13,9 +18,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vipfast import xp
 from vipfast.allocate.base import Counts
+from vipfast.allocate.predicting import Predicting
 from vipfast.allocate.solver import rounded
 from vipfast.errors import BudgetError
+from vipfast.predict.base import Predictor
+from vipfast.predict.rows import mean_counts
 from vipfast.types import PromptBatch, StepPlan, Tally
 
 FEW_SURVIVORS = 8
@@ -72,15 +81,27 @@ class Schedule:
         return int(self.m0 * self.gamma**round_ + 1e-9)
 
 
-class Vigor:
-    """Args: ``schedule``; ``score``, "variance" or "posterior"; ``update_on``, "all" or "final" (survivors of the last cut)."""
+class Vigor(Predicting):
+    """Args: ``schedule``; ``score``, "variance" or "posterior"; ``update_on``, "all" or "final" (survivors of the last cut);
+    ``correction``, "none", "lagged" or "fresh"; ``predictor``, of the lagged baselines, and of no use otherwise.
+    """
 
     name = "vigor"
     barrier = True
     budget_kind = "exact"
+    counts = staticmethod(mean_counts)  # a baseline is a mean reward
 
-    def __init__(self, schedule: Schedule, score: str = "variance", update_on: str = "all"):
-        self.schedule, self.score, self.update_on = schedule, SCORES[score], update_on
+    def __init__(
+        self,
+        schedule: Schedule,
+        score: str = "variance",
+        update_on: str = "all",
+        correction: str = "none",
+        predictor: Predictor | None = None,
+    ):
+        assert (predictor is not None) == (correction == "lagged"), "lagged baselines, and nothing else, need a predictor"
+        super().__init__(predictor)
+        self.schedule, self.score, self.update_on, self.correction = schedule, SCORES[score], update_on, correction
 
     def warn(self, num_prompts: int, estimator: str) -> None:
         """Tell once, through ``warnings``, where this schedule is known to teach little."""
@@ -99,7 +120,7 @@ class Vigor:
                 "use --vigor-m0 2 or more",
                 stacklevel=2,
             )
-        if estimator == "dr_grpo" and schedule.m0 == 2 and self.update_on == "all":
+        if estimator == "dr_grpo" and schedule.m0 == 2 and self.update_on == "all" and self.correction == "none":
             warnings.warn(
                 "--allocator vigor with --estimator dr_grpo: the advantages of a group of n shrink by (n - 1)/n, so groups of "
                 "2, which the first cut leaves, count half; use --estimator rloo to weigh them fully",
@@ -108,6 +129,7 @@ class Vigor:
 
     def rounds(self, prompts: PromptBatch, budget: int) -> Generator[Counts, Tally, StepPlan]:
         """T rounds, fewer where the budget runs out. See ``vipfast.allocate.base.Allocator``."""
+        predicted_B = self._predict(prompts)
         ties_B = prompts.ties_B
         ranked = np.argsort(ties_B, kind="stable")
         asked_KB, left, tied_share = [], budget, None
@@ -130,23 +152,28 @@ class Vigor:
                 tied = score_B[kept] == score_B[dropped[0]] if len(dropped) else np.zeros(1)
                 tied_share = float(np.mean(tied))
             ranked = kept
-        use_B = np.ones(len(prompts), bool)
-        if self.update_on == "final":
-            use_B[:] = False
-            use_B[ranked] = True
         note = {"alloc/ceiling": None, "alloc/var_ratio_expected": None}
         note |= {"alloc/survivors": len(ranked), "alloc/tied_share": tied_share}
-        return StepPlan.plain(asked_KB, use_KB=np.tile(use_B, (len(asked_KB), 1)), note=note)
+        fields = {} if predicted_B is None else {"baseline_B": predicted_B, "predicted_B": predicted_B}
+        return StepPlan.plain(asked_KB, use_KB=self._use(asked_KB, ranked), note=note, **fields)
 
-    def learn(self, tally: Tally) -> dict[str, float | None]:
-        """Nothing to learn: each step ranks by its own rewards alone."""
-        return {}
+    def _predict(self, prompts: PromptBatch) -> np.ndarray | None:
+        """float64 [B], success probabilities as expected before the step; None without a predictor."""
+        if self.predictor is None:
+            return None
+        (predicted_B,) = xp.to_host(self.predictor.predict(prompts.uids, [prompt.text for prompt in prompts.prompts])[0])
+        self.remember(prompts, predicted_B)
+        return predicted_B
 
-    def state_dict(self) -> dict:
-        return {}
-
-    def load_state_dict(self, state: dict) -> None:
-        assert not state, "vigor keeps no state"
+    def _use(self, asked_KB: list[np.ndarray], survivors: np.ndarray) -> np.ndarray:
+        """bool [K, B], what enters the update."""
+        use_KB = np.ones((len(asked_KB), len(asked_KB[0])), bool)
+        if self.correction == "fresh":
+            use_KB[:-1] = False
+            use_KB[-1] = asked_KB[-1] > 0
+        elif self.update_on == "final":
+            use_KB[:, np.setdiff1d(np.arange(use_KB.shape[1]), survivors)] = False
+        return use_KB
 
 
 def variance(tally: Tally) -> np.ndarray:

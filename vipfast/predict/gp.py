@@ -1,36 +1,33 @@
-"""Predictor ``gp``: a Gaussian process on the logit of the success rate that knows how little a few rollouts say.
+"""Predictor ``gp``: a Gaussian process on the logit of the success rate that takes counts for what they are.
 
-An observed prompt with k of n successes enters as y = log((k + 1/2) / (n - k + 1/2)), with noise v = 1/(k + 1/2) + 1/(n - k +
-1/2), plus ``drift`` for every step of its age, since the policy moves. The prior mean is the pooled logit of the window (each
-prompt once), the covariance a (s RBF(text) + (1 - s) [same prompt]): what the text does not explain is a prompt's own. Its
-scale a comes from the window: the spread of y less the noise in it. The window holds the last W = 384 distinct prompts, so a
-step costs one 384 x 384 Cholesky factor whatever the pool's size.
+A prompt's logit is a pool mean, a function of its text (``covariance``), and a part of its own. k of n successes enter by the
+exact binomial likelihood, through expectation propagation on the last W distinct prompts (``fit``), so 0 of 8 says "low, and
+how low is open", and neighbours' 0 of 8s add up. (A half-count logit with Gaussian noise cannot: it pins 0 of 8 near -2.8.)
+How much the text explains and how much is a prompt's own is learnt from the window's evidence, one step of scoring per step.
 
-A prompt seen again keeps one row: its old counts shrink by v / (v + drift age), as if drift had cost them rollouts, and the new
-ones are added. Adding the logits instead would pin a prompt seen as 0 of 2 time and again at logit -1.6 for ever. After each
-step all older rows move by a shared shift, the part of the step's surprise that all prompts have in common.
+The plan's numbers are integrals, not plug-ins: what the others say of a prompt is a Gaussian, what its own counts say (however
+long ago, if it has left the window) multiplies it exactly, and E[p], Var[p] and E[p (1-p)] are sums over the product's nodes.
+
+The policy moves: a prompt's counts lose weight with age (``history``), and each step's surprise that all prompts share moves
+all logits (``logit.common_shift``), the evidence of older steps along with them.
+
+A step costs some linear algebra of W x W matrices on the CPU, whatever the pool's size.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from vipfast.predict.kernel import Factor, length_scale, rbf
-from vipfast.predict.rows import distinct, positions
-
-_NODES, _WEIGHTS = np.polynomial.hermite.hermgauss(32)
-
-
-@dataclass(frozen=True, eq=False)
-class _Fit:
-    """The posterior of one window, kept until the window changes."""
-
-    mean: float
-    amplitude: float
-    X: np.ndarray  # float64 [W, D]
-    factor: Factor
-    residual: np.ndarray  # float64 [W], whitened y - mean
+from vipfast.predict.base import Prediction
+from vipfast.predict.covariance import CONSTANT, centre_and_scale
+from vipfast.predict.fit import AMPLITUDES, Fit, Sites
+from vipfast.predict.history import History
+from vipfast.predict.logit import Posterior, common_shift, condition, sigmoid
+from vipfast.predict.pool import Pool
+from vipfast.predict.posterior import stream
+from vipfast.predict.rows import by_uid, check_points, distinct, positions
+from vipfast.xp import namespace_of, scope
 
 
 class GP:
@@ -38,162 +35,150 @@ class GP:
 
     Args:
         embed: texts -> float [B, D].
-        pool_texts: the pool, sampled for the length scale (median distance).
-        window: W, distinct prompts remembered.
+        pool_texts: the pool, sampled for its centre and length scale.
+        pool_uids: its uids, to tell a changed pool on resume.
+        window: W, distinct prompts remembered together; 320 cost some 15 ms a step, and 640, which cost four times that, lower
+            the variance of the plans on the default task by another 3 %.
         drift: variance a logit gains per step of age.
-        shift_var: prior variance of the shared shift per step.
-        share: s, part of the variance that the text explains.
+        shift_variance: prior variance of the shared shift per step.
     """
 
     name = "gp"
-    AMPLITUDE_START, AMPLITUDE_RANGE = 4.0, (0.25, 16.0)
 
     def __init__(
         self,
         embed: Callable[[Sequence[str]], np.ndarray],
         pool_texts: Sequence[str],
-        window: int = 384,
-        drift: float = 0.02,
-        shift_var: float = 0.02,
-        share: float = 0.9,
+        pool_uids: Sequence[str] = (),
+        window: int = 320,
+        drift: float = 0.01,
+        shift_variance: float = 0.01,
     ):
-        self.embed, self.window, self.drift, self.shift_var, self.share = embed, window, drift, shift_var, share
+        self.embed, self.window, self.shift_variance = embed, window, shift_variance
+        self.pool = Pool(pool_uids)
+        self.history = History(drift)
         self._pool_texts = pool_texts
-        self._scale: float | None = None
-        self._step = 0  # of the newest observation
+        self._frame: tuple[np.ndarray, float] | None = None  # centre float64 [D], scale
+        self._step, self._shift = 0, 0.0  # of the newest observation
+        self._amplitudes = np.array(AMPLITUDES)
         self._uids: list[str] = []  # window, oldest first
-        self._X = np.zeros((0, 0))  # float64 [W, D]
-        self._rbf = np.zeros((0, 0))  # float64 [W, W], of the window; a step computes its new rows only
-        self._successes, self._trials, self._shift, self._seen = (np.zeros(0) for _ in range(4))
-        self._fit: _Fit | None = None
-        # Of the last prediction, until the next update: logits, and RBF to the window's rows (float64 [W]).
-        self._logits: dict[str, tuple[float, float]] = {}
-        self._cross: dict[str, np.ndarray] = {}
+        self._fit: Fit | None = None
+        # Of the last prediction, until the next update: rows by uid, cavity mean and variance, posterior.
+        self._planned: dict[str, int] = {}
+        self._cavity: tuple[np.ndarray, np.ndarray, Posterior] | None = None
 
-    def predict(self, uids: Sequence[str], texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    def predict(self, uids: Sequence[str], texts: Sequence[str]) -> Prediction:
         """See ``Predictor.predict``."""
-        # In uid order, so that shuffling a batch changes no bit of it.
-        order = sorted(range(len(uids)), key=uids.__getitem__)
-        mean, variance = np.empty(len(uids)), np.empty(len(uids))
-        mean[order], variance[order] = self.logits([uids[i] for i in order], [texts[i] for i in order])
-        self._logits = dict(zip(uids, zip(mean, variance, strict=True), strict=True))
-        return expectations(mean, variance)
+        order = by_uid(uids)
+        posterior = self._plan([uids[i] for i in order], [texts[i] for i in order])
+        prediction = Prediction.of_nodes(sigmoid(posterior.logit_BQ), posterior.weight_BQ)
+        back = np.argsort(order)
+        return Prediction(*(values[back] for values in prediction))
 
-    def logits(self, uids: Sequence[str], texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """float64 [B], [B]: posterior mean and variance (>= 0) of each prompt's logit, a prompt's own part included."""
-        self._measure_scale(texts)
-        X = self.embed(texts)
-        if not self._uids:
-            return np.zeros(len(uids)), np.full(len(uids), self.AMPLITUDE_START)
-        fit = self._fitted()
-        row = positions({uid: i for i, uid in enumerate(self._uids)}, uids)
-        own = np.flatnonzero(row >= 0)
-        cross_BW = rbf(X.astype(np.float64), fit.X, self._scale)
-        self._cross = dict(zip(uids, cross_BW, strict=True))
-        cross_BW = self.share * cross_BW
-        cross_BW[own, row[own]] += 1 - self.share
-        cross_BW *= fit.amplitude
-        explained = fit.factor.whiten(cross_BW.T)
-        # k** - v.v cancels to below 0 where a prompt is known almost exactly.
-        return fit.mean + fit.residual @ explained, np.maximum(fit.amplitude - (explained**2).sum(0), 0.0)
+    def posterior(self, X_ND: Any, variance: bool = False) -> tuple[Any, Any | None]:
+        """Mean and variance (None unless asked for) of the logit of a new prompt at each embedding; see ``posterior.stream``.
+
+        Args:
+            X_ND: floats [N, D] as ``embed`` gives them, NumPy or CuPy.
+
+        Raises:
+            ValueError: nothing is observed yet, or an embedding is not finite.
+        """
+        if self._fit is None:
+            raise ValueError("nothing is observed yet, so every prompt has the same prior; update first")
+        with scope(namespace_of(X_ND)):
+            return stream(self._fit, *self._frame, X_ND, variance)
 
     def update(self, uids: Sequence[str], texts: Sequence[str], successes: np.ndarray, trials: np.ndarray, step: int) -> None:
         """See ``Predictor.update``."""
         batch = distinct(uids, texts, successes, trials)
         if not batch.uids:
             return
+        if not all(uid in self._planned for uid in batch.uids):
+            self._plan(batch.uids, batch.texts)
+        at = positions(self._planned, batch.uids)
+        mean_B, variance_B, posterior = self._cavity
+        moved = 0.0
         if self._uids:
-            known = all(uid in self._logits for uid in batch.uids)
-            planned = np.array([self._logits[uid] for uid in batch.uids]).T if known else self.logits(batch.uids, batch.texts)
-            mean, variance = planned
-            y, v = observed(batch.successes, batch.trials)
-            precision = 1 / (v + variance)
-            self._shift += (precision * (y - mean)).sum() / (precision.sum() + 1 / self.shift_var)
-        self._measure_scale(texts)
+            nodes = posterior.logit_BQ[at], posterior.weight_BQ[at]
+            moved = common_shift(*nodes, batch.successes, batch.trials, self.shift_variance)
+        self._shift += moved
         self._step = step
-        row = positions({uid: i for i, uid in enumerate(self._uids)}, batch.uids)
-        again, old = np.flatnonzero(row >= 0), row[row >= 0]
-        k, n, shift = batch.successes, batch.trials, np.zeros(len(row))
-        _, v = observed(self._successes[old], self._trials[old])
-        kept = v / (v + self.drift * (step - self._seen[old]))
-        shift[again] = self._shift[old] * kept * self._trials[old] / (kept * self._trials[old] + n[again])
-        k[again] += kept * self._successes[old]
-        n[again] += kept * self._trials[old]
-        rest = np.setdiff1d(np.arange(len(self._uids)), old)[max(0, len(self._uids) - len(old) + len(row) - self.window) :]
-        X = np.asarray(self.embed(batch.texts), np.float64)
-        self._rbf = self._grown(rest, X, batch.uids)[-self.window :, -self.window :]
-        self._uids = ([self._uids[i] for i in rest] + batch.uids)[-self.window :]
-        self._X = (np.concatenate([self._X[rest], X]) if len(rest) else X)[-self.window :]
-        for name, new in (("_successes", k), ("_trials", n), ("_shift", shift), ("_seen", np.full(len(row), float(step)))):
-            setattr(self, name, np.concatenate([getattr(self, name)[rest], new])[-self.window :])
-        self._fit, self._logits, self._cross = None, {}, {}
+        self.history.add(batch.uids, batch.successes, batch.trials, self._shift, step)
+        new = condition(mean_B[at] + moved, variance_B[at], *self._counts(batch.uids, step))
+        self._slide(batch.uids, Sites(self._points(batch.uids, batch.texts), new.natural_B, new.precision_B), moved)
+        self._fit = self._fit.improved(*self._counts(self._uids, step))
+        self._amplitudes = self._fit.amplitudes
+        self._planned, self._cavity = {}, None
 
-    def _grown(self, rest: np.ndarray, X: np.ndarray, uids: Sequence[str]) -> np.ndarray:
-        """The window's RBF matrix with only rows ``rest`` kept and rows ``X`` [B, D], of ``uids``, added."""
-        grown = np.empty((len(rest) + len(X),) * 2)
-        if len(rest) and rest[-1] - rest[0] + 1 == len(rest):  # nobody seen again: a block, copied at once
-            grown[: len(rest), : len(rest)] = self._rbf[rest[0] : rest[-1] + 1, rest[0] : rest[-1] + 1]
-        else:
-            grown[: len(rest), : len(rest)] = self._rbf[np.ix_(rest, rest)]
-        grown[len(rest) :, len(rest) :] = rbf(X, X, self._scale)
-        if len(rest):
-            known = all(uid in self._cross for uid in uids)
-            cross_BW = np.stack([self._cross[uid] for uid in uids]) if known else rbf(X, self._X, self._scale)
-            grown[len(rest) :, : len(rest)] = cross_BW[:, rest]
-            grown[: len(rest), len(rest) :] = grown[len(rest) :, : len(rest)].T
-        return grown
-
-    def _fitted(self) -> _Fit:
+    def _plan(self, uids: Sequence[str], texts: Sequence[str]) -> Posterior:
+        """The next step's logits of prompts in uid order, from the window and their own counts; kept until the update."""
+        X = self._points(uids, texts)
         if self._fit is None:
-            y, v = observed(self._successes, self._trials)
-            y = y + self._shift
-            v = v + self.drift * (self._step - self._seen)
-            rate = np.mean(1 / (1 + np.exp(-y)))
-            mean = float(np.log(rate) - np.log1p(-rate))
-            amplitude = float(np.clip(np.mean((y - mean) ** 2 - v), *self.AMPLITUDE_RANGE))
-            K = self._rbf * (amplitude * self.share)
-            K[np.diag_indices_from(K)] += amplitude * (1 - self.share) + v
-            factor = Factor(K)
-            self._fit = _Fit(mean, amplitude, self._X, factor, factor.whiten((y - mean)[:, None])[:, 0])
-        return self._fit
+            # Before anything is observed all prompts are alike, wherever their texts lie.
+            cavity = np.zeros(len(uids)), np.full(len(uids), CONSTANT + self._amplitudes.sum())
+        else:
+            cavity = self._fit.marginals(X, positions({uid: row for row, uid in enumerate(self._uids)}, uids))
+        posterior = condition(*cavity, *self._counts(uids, self._step + 1))
+        self._planned, self._cavity = {uid: i for i, uid in enumerate(uids)}, (*cavity, posterior)
+        return posterior
 
-    def _measure_scale(self, texts: Sequence[str]) -> None:
-        if self._scale is None:
-            self._scale = length_scale(self.embed, self._pool_texts or texts)
+    def _counts(self, uids: Sequence[str], step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """float64 [B]: own successes and trials as they count at ``step``, and how far logits have moved since."""
+        k, n, shift = self.history.aged(uids, step)
+        return k, n, np.where(n > 0, self._shift - shift, 0.0)
+
+    def _slide(self, uids: Sequence[str], new: Sites, moved: float) -> None:
+        """Put rows of the window's end, dropping their older ones and then the oldest; older evidence moves by ``moved``."""
+        old, again = self._fit.sites if self._fit else None, set(uids)
+        rest = [row for row, uid in enumerate(self._uids) if uid not in again]
+        if rest:
+            natural = old.natural[rest] + moved * old.precision[rest]
+            new = Sites(
+                np.concatenate([old.X[rest], new.X]),
+                np.concatenate([natural, new.natural]),
+                np.concatenate([old.precision[rest], new.precision]),
+            )
+        self._uids = ([self._uids[row] for row in rest] + list(uids))[-self.window :]
+        kept = slice(max(0, len(new) - self.window), None)
+        self._fit = Fit(Sites(new.X[kept], new.natural[kept], new.precision[kept]), self._amplitudes)
+
+    def _points(self, uids: Sequence[str], texts: Sequence[str]) -> np.ndarray:
+        """float64 [B, D], embeddings moved to the pool's centre, in units that make the median squared distance 2."""
+        if self._frame is None:
+            self._frame = centre_and_scale(self.embed, self._pool_texts or texts)
+        X = np.asarray(self.embed(texts), np.float64)
+        check_points(X, uids)
+        return (X - self._frame[0]) / self._frame[1]
 
     def state_dict(self) -> dict:
-        """uids list [W], embeddings float32 [W, D], rbf float64 [W, W], successes, trials, shift, seen float64 [W], step int,
-        scale float. The matrix is kept because computing it anew, in other blocks, would move its last bits.
+        """window list [W]; X float64 [W, D], natural, precision float64 [W]; amplitudes float64 [3]; centre float64 [D], scale
+        (0 = not measured yet), step, shift; and those of history and pool.
         """
+        sites = self._fit.sites if self._fit else Sites(np.zeros((0, 0)), np.zeros(0), np.zeros(0))
+        centre, scale = self._frame or (np.zeros(0), 0.0)
         return {
-            "uids": list(self._uids),
-            "embeddings": self._X.astype(np.float32),
-            "rbf": self._rbf.copy(),
-            "successes": self._successes.copy(),
-            "trials": self._trials.copy(),
-            "shift": self._shift.copy(),
-            "seen": self._seen.copy(),
+            "window": list(self._uids),
+            "X": sites.X.copy(),
+            "natural": sites.natural.copy(),
+            "precision": sites.precision.copy(),
+            "amplitudes": self._amplitudes.copy(),
+            "centre": centre.copy(),
+            "scale": scale,
             "step": self._step,
-            "scale": self._scale or 0.0,
+            "shift": self._shift,
+            **self.history.state_dict(),
+            **self.pool.state_dict(),
         }
 
     def load_state_dict(self, state: dict) -> None:
-        self._uids, self._step, self._scale = list(state["uids"]), int(state["step"]), float(state["scale"]) or None
-        self._X, self._rbf = np.array(state["embeddings"], np.float64), np.array(state["rbf"], np.float64)
-        self._successes, self._trials, self._shift, self._seen = (
-            np.array(state[name], np.float64) for name in ("successes", "trials", "shift", "seen")
-        )
-        self._fit, self._logits, self._cross = None, {}, {}
-
-
-def observed(successes: np.ndarray, trials: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Empirical logit and its noise variance: finite for k = 0 and k = n, and surer the more trials stand behind it."""
-    won, lost = successes + 0.5, trials - successes + 0.5
-    return np.log(won / lost), 1 / won + 1 / lost
-
-
-def expectations(mean: np.ndarray, variance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """E[p] and E[p (1-p)] of p = sigmoid(g), g ~ N(mean, variance), by 32-point Gauss-Hermite quadrature; all float64 [B]."""
-    p = 1 / (1 + np.exp(-(mean[:, None] + np.sqrt(2 * variance)[:, None] * _NODES)))
-    weights = _WEIGHTS / np.sqrt(np.pi)
-    return p @ weights, (p * (1 - p)) @ weights
+        """See ``Predictor.load_state_dict``."""
+        arrays = {name: np.array(state[name], np.float64) for name in ("X", "natural", "precision", "amplitudes", "centre")}
+        self.history.load_state_dict(state)
+        self.pool.load_state_dict(state, self.history.uids)
+        self._uids, self._amplitudes = list(state["window"]), arrays["amplitudes"]
+        self._frame = (arrays["centre"], float(state["scale"])) if state["scale"] else None
+        self._step, self._shift = int(state["step"]), float(state["shift"])
+        sites = Sites(arrays["X"], arrays["natural"], arrays["precision"])
+        self._fit = Fit(sites, self._amplitudes) if self._uids else None
+        self._planned, self._cavity = {}, None

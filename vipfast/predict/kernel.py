@@ -1,11 +1,13 @@
 """The Gaussian processes' linear algebra: distances without cancellation, RBF, and a factor that always says when it failed."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import scipy.linalg
 
 from vipfast.predict.embed import text_hash
+from vipfast.xp import cholesky, namespace_of, solve_triangular
 
 SCALE_SAMPLE = 256
 """Prompts whose pairwise distances set the length scale; drawn by text hash, so the order of a dataset does not matter."""
@@ -36,9 +38,14 @@ def rbf(X: np.ndarray, Y: np.ndarray, scale: float) -> np.ndarray:
     return np.exp(exponent, out=exponent)
 
 
+def scale_sample(texts: Sequence[str]) -> list[str]:
+    """Up to SCALE_SAMPLE distinct texts, the same ones whatever the order."""
+    return sorted(set(texts), key=text_hash)[:SCALE_SAMPLE]
+
+
 def length_scale(embed: Callable[[Sequence[str]], np.ndarray], texts: Sequence[str]) -> float:
     """Median heuristic: the median distance between a sample of distinct texts; 1 where there are not two different vectors."""
-    sample = sorted(set(texts), key=text_hash)[:SCALE_SAMPLE]
+    sample = scale_sample(texts)
     if len(sample) < 2:
         return 1.0
     X = embed(sample).astype(np.float64)
@@ -54,26 +61,34 @@ class Factor:
         numpy.linalg.LinAlgError: no jitter helps, or the matrix is not finite.
     """
 
-    def __init__(self, A: np.ndarray):
-        if not np.isfinite(A).all():
-            raise np.linalg.LinAlgError(f"covariance of {len(A)} prompts has entries that are not finite")
-        mean = float(np.trace(A)) / len(A)
+    def __init__(self, A: Any):
+        xp = namespace_of(A)
+        self.jitter = 0.0
         for level in range(NUM_JITTERS):
-            self.jitter = mean * 10.0 ** (level - 11) if level else 0.0
-            if self._factorise(A + self.jitter * np.eye(len(A)) if level else A):
+            if level == 1:  # only now, since asking a GPU makes it wait
+                if not bool(xp.isfinite(A).all()):
+                    raise np.linalg.LinAlgError(f"covariance of {len(A)} prompts has entries that are not finite")
+                mean = float(xp.trace(A)) / len(A)
+            if level:
+                self.jitter = mean * 10.0 ** (level - 11)
+            self._lower = cholesky(A + self.jitter * xp.eye(len(A)) if level else A)
+            if self._lower is not None:
                 return
         raise np.linalg.LinAlgError(
             f"covariance of {len(A)} prompts is not positive definite, even with jitter {self.jitter:.1g}"
         )
 
-    def _factorise(self, A: np.ndarray) -> bool:
-        try:
-            self._lower = scipy.linalg.cholesky(A, lower=True, check_finite=False)
-        except np.linalg.LinAlgError:
-            return False
-        # Some backends report failure by NaN instead of an exception.
-        return bool(np.isfinite(self._lower).all())
-
-    def whiten(self, right: np.ndarray) -> np.ndarray:
+    def whiten(self, right: Any) -> Any:
         """L^-1 right, for right float64 [W, M]; products of two whitened sides are r^T A^-1 s."""
-        return scipy.linalg.solve_triangular(self._lower, right, lower=True, check_finite=False)
+        return solve_triangular(self._lower, right)
+
+    def solve(self, right: np.ndarray) -> np.ndarray:
+        """A^-1 right for right float64 [W] or [W, M], on the CPU."""
+        return scipy.linalg.cho_solve((self._lower, True), right, check_finite=False)
+
+    def inverse(self) -> np.ndarray:
+        """A^-1, on the CPU."""
+        inverse, info = scipy.linalg.lapack.dpotri(self._lower, lower=1)
+        assert info == 0, "the diagonal of a factor has no zero"
+        inverse += np.tril(inverse, -1).T  # LAPACK fills the lower triangle; above it are the factor's zeros
+        return inverse

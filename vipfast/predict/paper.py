@@ -15,18 +15,28 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from vipfast.predict.base import Prediction
 from vipfast.predict.kernel import Factor, length_scale, rbf
-from vipfast.predict.rows import distinct, positions
+from vipfast.predict.logit import sigmoid
+from vipfast.predict.pool import Pool
+from vipfast.predict.rows import check_points, distinct, positions
 
 
 class PaperGP:
-    """Args: ``embed``, texts -> float [B, D]; ``pool_texts``, sampled for the length scale; ``eps``, bounds rates."""
+    """Args: ``embed``, ``pool_texts``, ``pool_uids`` as for ``GP``; ``eps`` bounds rates."""
 
     name = "vip"
     JITTER = 1e-6
 
-    def __init__(self, embed: Callable[[Sequence[str]], np.ndarray], pool_texts: Sequence[str], eps: float = 1e-6):
+    def __init__(
+        self,
+        embed: Callable[[Sequence[str]], np.ndarray],
+        pool_texts: Sequence[str],
+        pool_uids: Sequence[str] = (),
+        eps: float = 1e-6,
+    ):
         self.embed, self.eps = embed, eps
+        self.pool = Pool(pool_uids)
         self._pool_texts = pool_texts
         self._scale: float | None = None
         self._uids: list[str] = []  # S prompts observed so far
@@ -35,12 +45,12 @@ class PaperGP:
         self._weight = np.zeros(0)  # float64 [S], A
         self._means: dict[str, float] = {}  # of the last prediction, until the next update
 
-    def predict(self, uids: Sequence[str], texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """See ``Predictor.predict``; the signal is p (1-p) at the mean, since this process has no noise of its own."""
+    def predict(self, uids: Sequence[str], texts: Sequence[str]) -> Prediction:
+        """See ``Predictor.predict``; the paper plugs the mean in, so nothing is uncertain and the signal is p (1-p) there."""
         mean = self._mean(uids, texts)
         self._means = dict(zip(uids, mean, strict=True))
-        p = 1 / (1 + np.exp(-np.clip(mean, -700, 700)))
-        return p, p * (1 - p)
+        p = sigmoid(mean)
+        return Prediction(p, np.zeros(len(p)), p * (1 - p))
 
     def update(self, uids: Sequence[str], texts: Sequence[str], successes: np.ndarray, trials: np.ndarray, step: int) -> None:
         """See ``Predictor.update``."""
@@ -61,6 +71,7 @@ class PaperGP:
     def _mean(self, uids: Sequence[str], texts: Sequence[str]) -> np.ndarray:
         """float64 [B], m of the step's prompts; formed in uid order, so that shuffling a batch changes no bit."""
         X = np.asarray(self.embed(texts), np.float64)
+        check_points(X, uids)
         if self._scale is None:
             self._scale = length_scale(self.embed, self._pool_texts or texts)
         if not self._uids:
@@ -80,13 +91,14 @@ class PaperGP:
         self._weight = np.concatenate([self._weight, np.zeros(len(new))])
 
     def state_dict(self) -> dict:
-        """uids list [S], embeddings float32 [S, D], weight float64 [S], scale float (0 = not measured yet)."""
+        """uids list [S], embeddings float32 [S, D], weight float64 [S], scale (0 = not measured yet), that of the pool."""
         X = np.zeros((0, 0)) if self._X is None else self._X
         return {
             "uids": list(self._uids),
             "embeddings": X.astype(np.float32),
             "weight": self._weight.copy(),
             "scale": self._scale or 0.0,
+            **self.pool.state_dict(),
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -96,3 +108,4 @@ class PaperGP:
         self._weight = np.array(state["weight"], np.float64)
         self._scale = float(state["scale"]) or None
         self._means = {}
+        self.pool.load_state_dict(state, self._uids)
