@@ -59,8 +59,9 @@ def _version(name: str) -> str:
 def _commit() -> str:
     if shutil.which("git") is None:
         return "unknown"
-    describe = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(describe, cwd=HERE, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    git = lambda *args: subprocess.run(("git", *args), cwd=HERE, capture_output=True, text=True, check=False).stdout.strip()  # noqa: E731
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "..", f":!{RESULTS.name}")
+    return (git("describe", "--always") or "unknown") + ("-dirty" if changed else "")
 
 
 def _device() -> str:

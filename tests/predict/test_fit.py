@@ -46,7 +46,7 @@ def test_covariance_has_its_parts_and_an_exact_diagonal():
 def test_marginals_are_those_of_the_sites_gaussian_without_a_prompts_own_row():
     sites = Sites(X[:40], RNG.normal(size=40), RNG.uniform(0.1, 2, 40))
     fit = Fit(sites, A)
-    mean, variance = fit.marginals(X[30:50], np.where(np.arange(30, 50) < 40, np.arange(30, 50), -1))
+    mean, variance = fit.window.marginals(X[30:50], np.where(np.arange(30, 50) < 40, np.arange(30, 50), -1))
     K = dense(X, A)
     for i, q in enumerate(range(30, 50)):
         others = [j for j in range(40) if j != q]
@@ -59,7 +59,7 @@ def test_marginals_are_those_of_the_sites_gaussian_without_a_prompts_own_row():
 def test_the_fixed_point_matches_every_rows_exact_moments():
     fit, k, n = settled(60)
     row = np.arange(60)
-    mean, variance = fit.marginals(fit.sites.X, row)
+    mean, variance = fit.window.marginals(fit.sites.X, row)
     exact = condition(mean, variance, k, n, np.zeros(60))
     assert fit.sites.precision == pytest.approx(exact.precision_B, rel=1e-4)
     assert fit.sites.natural == pytest.approx(exact.natural_B, abs=1e-4)
@@ -80,7 +80,7 @@ def test_two_rows_agree_with_brute_force_integration():
     weight = np.exp(log - log.max())
     weight /= weight.sum()
     p = (weight.sum(1) / (1 + np.exp(-g))).sum()
-    mean, variance = fit.marginals(rows, np.arange(2))
+    mean, variance = fit.window.marginals(rows, np.arange(2))
     posterior = condition(mean, variance, k, n, np.zeros(2))
     assert (posterior.weight_BQ / (1 + np.exp(-posterior.logit_BQ))).sum(1)[0] == pytest.approx(p, abs=0.01)
 
@@ -93,7 +93,7 @@ def test_neighbours_that_fail_add_up():
         fit = Fit(Sites(rows, start.natural_B, start.precision_B), A)
         for _ in range(20):
             fit = Fit(fit.improved(k, n, np.zeros(num)).sites, A)
-        return fit.marginals(X[:1], np.array([-1]))[0][0]
+        return fit.window.marginals(X[:1], np.array([-1]))[0][0]
 
     assert logit(1) > logit(8) > logit(64) and logit(64) < -4.5
 

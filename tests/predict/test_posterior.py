@@ -31,7 +31,7 @@ def test_agrees_with_float64_whatever_the_chunks(predictor, monkeypatch, chunk_b
     state = predictor.state_dict()
     points = (X[:600].astype(np.float64) - state["centre"]) / state["scale"]
     # A prompt of the window is asked for here as a new prompt of that text.
-    exact_mean, exact_variance = predictor._fit.marginals(points, np.full(600, -1))
+    exact_mean, exact_variance = predictor._fit.window.marginals(points, np.full(600, -1))
     assert mean.dtype == variance.dtype == np.float32
     assert mean == pytest.approx(exact_mean, abs=1e-4) and variance == pytest.approx(exact_variance, rel=1e-4)
     assert (variance >= np.float32(state["amplitudes"][2])).all()

@@ -53,7 +53,8 @@ def make_allocator(config: Config, pool_texts: Sequence[tuple[str, str]] = ()) -
         arrays, why_not = xp.choose(config.device)
         if why_not:
             warnings.warn(f"--device cuda: allocation runs on the CPU, since {why_not}", stacklevel=2)
-        return Vip(make_predictor(config.predictor, pool_texts), objective, low, config.max_rollouts, lengths, arrays)
+        predictor = make_predictor(config.predictor, pool_texts, arrays)
+        return Vip(predictor, objective, low, config.max_rollouts, lengths, arrays)
     raise UsageError(f"--allocator {config.allocator}: must be one of uniform, vip, vigor")
 
 

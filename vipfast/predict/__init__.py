@@ -1,6 +1,9 @@
 """How likely each prompt is to be solved: ``gp``, ``kernel_beta``, ``beta`` or ``vip`` (the paper's), behind one protocol."""
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from vipfast.errors import UsageError
 from vipfast.predict.base import Predictor
@@ -13,11 +16,12 @@ from vipfast.predict.paper import PaperGP
 PREDICTORS = ("gp", "kernel_beta", "beta", "vip")
 
 
-def make_predictor(name: str, pool: Sequence[tuple[str, str]]) -> Predictor:
+def make_predictor(name: str, pool: Sequence[tuple[str, str]], arrays: Any = np) -> Predictor:
     """The predictor of ``--predictor``, over MiniLM embeddings. Nothing is embedded or loaded before the first prediction.
 
     Args:
         pool: (uid, text) of every prompt that may be planned.
+        arrays: numpy, or cupy for a gp that predicts on the GPU; the others need nothing of the kind.
 
     Raises:
         UsageError: there is no such predictor.
@@ -25,7 +29,7 @@ def make_predictor(name: str, pool: Sequence[tuple[str, str]]) -> Predictor:
     uids, texts = [uid for uid, _ in pool], [text for _, text in pool]
     match name:
         case "gp":
-            return GP(Embedder(), texts, uids)
+            return GP(Embedder(), texts, uids, arrays=arrays)
         case "kernel_beta":
             return KernelBeta(Embedder(), texts, uids)
         case "beta":

@@ -12,6 +12,7 @@ import numpy as np
 from vipfast.predict.covariance import LINEAR, LOCAL, OWN, covariance, prior_variance, text_parts
 from vipfast.predict.kernel import Factor
 from vipfast.predict.logit import condition
+from vipfast.predict.window import LEAST_VARIANCE, Window
 
 AMPLITUDES = (4.0, 1.0, 1.0)
 """Prior medians of the variance that linear, local and own part give a logit."""
@@ -24,7 +25,6 @@ FEWEST_ROWS = 16
 """Amplitudes stay where they are until that many prompts are in the window."""
 DAMPING = 0.8
 """Share of the way a site moves in a sweep; the whole way can oscillate."""
-LEAST_VARIANCE = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,27 +61,11 @@ class Fit:
         self.factor = Factor(K)
         self.weight_W = sites.natural - self.root_W * self.factor.solve(pulled_W)
 
-    def marginals(self, X_BD: np.ndarray, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance (> 0), float64 [B], of prompts' logits given every other prompt of the window.
-
-        Args:
-            X_BD: float64 [B, D], embeddings, centred and scaled.
-            row_B: int64 [B], each prompt's own row in the window, -1 where it has none.
-        """
-        cross_BW = covariance(*text_parts(X_BD, self.sites.X), self.amplitudes)
-        prior_B = prior_variance(X_BD, self.amplitudes)
-        own = np.flatnonzero(row_B >= 0)
-        row = row_B[own]
-        cross_BW[own, row] = prior_B[own]
-        mean_B = cross_BW @ self.weight_W
-        explained_WB = self.factor.whiten((cross_BW * self.root_W).T)
-        # k** - v.v cancels where a prompt is known almost exactly.
-        variance_B = np.maximum(prior_B - (explained_WB**2).sum(0), LEAST_VARIANCE)
-        # Others cannot know more of a prompt than all of them with itself do, nor less than nothing.
-        left = np.maximum(1 / variance_B[own] - self.sites.precision[row], 1 / prior_B[own])
-        mean_B[own] = (mean_B[own] / variance_B[own] - self.sites.natural[row]) / left
-        variance_B[own] = 1 / left
-        return mean_B, variance_B
+    @property
+    def window(self) -> Window:
+        """What planning needs of it."""
+        sites = self.sites
+        return Window(sites.X, sites.natural, sites.precision, self.weight_W, self.factor.lower, self.amplitudes)
 
     def improved(self, k_W: np.ndarray, n_W: np.ndarray, shift_W: np.ndarray) -> "Fit":
         """One sweep: every site anew from its cavity and its counts (as for ``logit.condition``), amplitudes a step uphill."""

@@ -11,7 +11,7 @@ long ago, if it has left the window) multiplies it exactly, and E[p], Var[p] and
 The policy moves: a prompt's counts lose weight with age (``history``), and each step's surprise that all prompts share moves
 all logits (``logit.common_shift``), the evidence of older steps along with them.
 
-A step costs some linear algebra of W x W matrices on the CPU, whatever the pool's size.
+A step costs some linear algebra of W x W matrices, whatever the pool's size: learning on the CPU; planning where asked for.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,6 +41,7 @@ class GP:
             the variance of the plans on the default task by another 3 %.
         drift: variance a logit gains per step of age.
         shift_variance: prior variance of the shared shift per step.
+        arrays: numpy, or cupy to predict on the GPU (``xp.choose``); predictions are its arrays.
     """
 
     name = "gp"
@@ -53,8 +54,9 @@ class GP:
         window: int = 320,
         drift: float = 0.01,
         shift_variance: float = 0.01,
+        arrays: Any = np,
     ):
-        self.embed, self.window, self.shift_variance = embed, window, shift_variance
+        self.embed, self.window, self.shift_variance, self.arrays = embed, window, shift_variance, arrays
         self.pool = Pool(pool_uids)
         self.history = History(drift)
         self._pool_texts = pool_texts
@@ -63,17 +65,18 @@ class GP:
         self._amplitudes = np.array(AMPLITUDES)
         self._uids: list[str] = []  # window, oldest first
         self._fit: Fit | None = None
-        # Of the last prediction, until the next update: rows by uid, cavity mean and variance, posterior.
+        # Of the last prediction on the CPU, until the next update: rows by uid, cavity mean and variance, posterior.
         self._planned: dict[str, int] = {}
         self._cavity: tuple[np.ndarray, np.ndarray, Posterior] | None = None
 
     def predict(self, uids: Sequence[str], texts: Sequence[str]) -> Prediction:
         """See ``Predictor.predict``."""
-        order = by_uid(uids)
-        posterior = self._plan([uids[i] for i in order], [texts[i] for i in order])
-        prediction = Prediction.of_nodes(sigmoid(posterior.logit_BQ), posterior.weight_BQ)
-        back = np.argsort(order)
-        return Prediction(*(values[back] for values in prediction))
+        order, xp = by_uid(uids), self.arrays
+        with scope(xp):
+            posterior = self._plan([uids[i] for i in order], [texts[i] for i in order], xp)
+            prediction = Prediction.of_nodes(sigmoid(posterior.logit_BQ), posterior.weight_BQ)
+            back = xp.asarray(np.argsort(order))
+            return Prediction(*(values[back] for values in prediction))
 
     def posterior(self, X_ND: Any, variance: bool = False) -> tuple[Any, Any | None]:
         """Mean and variance (None unless asked for) of the logit of a new prompt at each embedding; see ``posterior.stream``.
@@ -95,7 +98,7 @@ class GP:
         if not batch.uids:
             return
         if not all(uid in self._planned for uid in batch.uids):
-            self._plan(batch.uids, batch.texts)
+            self._plan(batch.uids, batch.texts, np)
         at = positions(self._planned, batch.uids)
         mean_B, variance_B, posterior = self._cavity
         moved = 0.0
@@ -111,16 +114,21 @@ class GP:
         self._amplitudes = self._fit.amplitudes
         self._planned, self._cavity = {}, None
 
-    def _plan(self, uids: Sequence[str], texts: Sequence[str]) -> Posterior:
-        """The next step's logits of prompts in uid order, from the window and their own counts; kept until the update."""
-        X = self._points(uids, texts)
+    def _plan(self, uids: Sequence[str], texts: Sequence[str], xp: Any) -> Posterior:
+        """The next step's logits, from the window and the prompts' own counts.
+
+        Prompts come in uid order. What is computed on the CPU is kept until the update.
+        """
+        X = xp.asarray(self._points(uids, texts))
         if self._fit is None:
             # Before anything is observed all prompts are alike, wherever their texts lie.
-            cavity = np.zeros(len(uids)), np.full(len(uids), CONSTANT + self._amplitudes.sum())
+            cavity = xp.zeros(len(uids)), xp.full(len(uids), CONSTANT + self._amplitudes.sum())
         else:
-            cavity = self._fit.marginals(X, positions({uid: row for row, uid in enumerate(self._uids)}, uids))
-        posterior = condition(*cavity, *self._counts(uids, self._step + 1))
-        self._planned, self._cavity = {uid: i for i, uid in enumerate(uids)}, (*cavity, posterior)
+            rows = {uid: row for row, uid in enumerate(self._uids)}
+            cavity = self._fit.window.on(xp).marginals(X, positions(rows, uids))
+        posterior = condition(*cavity, *map(xp.asarray, self._counts(uids, self._step + 1)))
+        if xp is np:
+            self._planned, self._cavity = {uid: i for i, uid in enumerate(uids)}, (*cavity, posterior)
         return posterior
 
     def _counts(self, uids: Sequence[str], step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

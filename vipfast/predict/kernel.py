@@ -71,8 +71,8 @@ class Factor:
                 mean = float(xp.trace(A)) / len(A)
             if level:
                 self.jitter = mean * 10.0 ** (level - 11)
-            self._lower = cholesky(A + self.jitter * xp.eye(len(A)) if level else A)
-            if self._lower is not None:
+            self.lower = cholesky(A + self.jitter * xp.eye(len(A)) if level else A)
+            if self.lower is not None:
                 return
         raise np.linalg.LinAlgError(
             f"covariance of {len(A)} prompts is not positive definite, even with jitter {self.jitter:.1g}"
@@ -80,15 +80,15 @@ class Factor:
 
     def whiten(self, right: Any) -> Any:
         """L^-1 right, for right float64 [W, M]; products of two whitened sides are r^T A^-1 s."""
-        return solve_triangular(self._lower, right)
+        return solve_triangular(self.lower, right)
 
     def solve(self, right: np.ndarray) -> np.ndarray:
         """A^-1 right for right float64 [W] or [W, M], on the CPU."""
-        return scipy.linalg.cho_solve((self._lower, True), right, check_finite=False)
+        return scipy.linalg.cho_solve((self.lower, True), right, check_finite=False)
 
     def inverse(self) -> np.ndarray:
         """A^-1, on the CPU."""
-        inverse, info = scipy.linalg.lapack.dpotri(self._lower, lower=1)
+        inverse, info = scipy.linalg.lapack.dpotri(self.lower, lower=1)
         assert info == 0, "the diagonal of a factor has no zero"
         inverse += np.tril(inverse, -1).T  # LAPACK fills the lower triangle; above it are the factor's zeros
         return inverse

@@ -7,8 +7,11 @@ much wider than the sigmoid included. (Gauss-Hermite nodes around the mode miss 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from vipfast.xp import namespace_of
 
 NUM_NODES = 32
 FALL = 12.0
@@ -27,15 +30,18 @@ class Posterior:
     curvature of at most n / 4.
     """
 
-    logit_BQ: np.ndarray  # float64 [B, Q], possible values
-    weight_BQ: np.ndarray  # float64 [B, Q], their probabilities
-    natural_B: np.ndarray
-    precision_B: np.ndarray
+    logit_BQ: Any  # float64 [B, Q], possible values
+    weight_BQ: Any  # float64 [B, Q], their probabilities
+    natural_B: Any
+    precision_B: Any
 
 
-def condition(mean_B: np.ndarray, variance_B: np.ndarray, k_B: np.ndarray, n_B: np.ndarray, shift_B: np.ndarray) -> Posterior:
-    """The posterior of logits N(mean, variance), variance > 0, that were ``shift`` lower when k of n came out; all [B]."""
-    inverse_B = 1 / variance_B
+def condition(mean_B: Any, variance_B: Any, k_B: Any, n_B: Any, shift_B: Any) -> Posterior:
+    """The posterior of logits N(mean, variance), variance > 0, that were ``shift`` lower when k of n came out; all [B].
+
+    NumPy or CuPy, and nothing waits for a GPU.
+    """
+    xp, inverse_B = namespace_of(mean_B), 1 / variance_B
     mean_B = mean_B - shift_B  # as seen from then; shifted back at the end
 
     def density(g, log: bool):
@@ -46,38 +52,39 @@ def condition(mean_B: np.ndarray, variance_B: np.ndarray, k_B: np.ndarray, n_B: 
 
     # Start where a Gaussian around the empirical logit would end.
     noise_B = 1 / (k_B + 0.5) + 1 / (n_B - k_B + 0.5)
-    mode_B = (mean_B * noise_B + np.log((k_B + 0.5) / (n_B - k_B + 0.5)) * variance_B) / (variance_B + noise_B)
+    mode_B = (mean_B * noise_B + xp.log((k_B + 0.5) / (n_B - k_B + 0.5)) * variance_B) / (variance_B + noise_B)
     for _ in range(MODE_STEPS):
         p_B = sigmoid(mode_B)
         curvature_B = inverse_B + n_B * p_B * (1 - p_B)
         change_B = density(mode_B, log=False) / curvature_B
-        mode_B = mode_B + np.clip(change_B, -1.5, 1.5)
-        if (change_B**2 * curvature_B).max() < 0.01:  # near enough, in units of the density's own width
+        mode_B = mode_B + xp.clip(change_B, -1.5, 1.5)
+        # Near enough, in units of the density's own width? Asking a GPU would make it wait.
+        if xp is np and (change_B**2 * curvature_B).max() < 0.01:
             break
     # How far to the left and right, [2, B]. Beyond the nearest and farthest that curvatures from n/4 to 0 allow is no root.
-    side = np.array([[-1.0], [1.0]])
-    nearest_B, farthest_B = np.sqrt(2 * FALL / (inverse_B + n_B / 4)), np.sqrt(2 * FALL * variance_B)
+    side = xp.array([[-1.0], [1.0]])
+    nearest_B, farthest_B = xp.sqrt(2 * FALL / (inverse_B + n_B / 4)), xp.sqrt(2 * FALL * variance_B)
     top_B = density(mode_B, log=True)
-    away_2B = np.clip(np.sqrt(2 * FALL / curvature_B), nearest_B, farthest_B) * np.ones((2, 1))
+    away_2B = xp.clip(xp.sqrt(2 * FALL / curvature_B), nearest_B, farthest_B) * xp.ones((2, 1))
     for _ in range(EDGE_STEPS):
         edge_2B = mode_B + side * away_2B
-        fall_2B = np.maximum(top_B - density(edge_2B, log=True), 1e-12)
-        steep_2B = np.maximum(-side * density(edge_2B, log=False), 1e-12)
+        fall_2B = xp.maximum(top_B - density(edge_2B, log=True), 1e-12)
+        steep_2B = xp.maximum(-side * density(edge_2B, log=False), 1e-12)
         # The fall is convex, so Newton from beyond stays beyond; from within, its square root is straighter.
-        beyond, within = fall_2B - FALL, 2 * (fall_2B - np.sqrt(FALL * fall_2B))
-        away_2B = np.clip(away_2B - np.where(beyond > 0, beyond, within) / steep_2B, nearest_B, farthest_B)
+        beyond, within = fall_2B - FALL, 2 * (fall_2B - xp.sqrt(FALL * fall_2B))
+        away_2B = xp.clip(away_2B - xp.where(beyond > 0, beyond, within) / steep_2B, nearest_B, farthest_B)
     gap_B = away_2B.sum(0) / (NUM_NODES - 1)
-    then_BQ = (mode_B - away_2B[0])[:, None] + gap_B[:, None] * np.arange(NUM_NODES)
-    tail_BQ = np.exp(-np.abs(then_BQ))
-    p_BQ = np.where(then_BQ >= 0, 1.0, tail_BQ) / (1 + tail_BQ)
-    log_BQ = k_B[:, None] * then_BQ - n_B[:, None] * (np.maximum(then_BQ, 0.0) + np.log1p(tail_BQ))
+    then_BQ = (mode_B - away_2B[0])[:, None] + gap_B[:, None] * xp.arange(NUM_NODES)
+    tail_BQ = xp.exp(-xp.abs(then_BQ))
+    p_BQ = xp.where(then_BQ >= 0, 1.0, tail_BQ) / (1 + tail_BQ)
+    log_BQ = k_B[:, None] * then_BQ - n_B[:, None] * (xp.maximum(then_BQ, 0.0) + xp.log1p(tail_BQ))
     log_BQ -= 0.5 * inverse_B[:, None] * (then_BQ - mean_B[:, None]) ** 2
-    weight_BQ = np.exp(log_BQ - log_BQ.max(1, keepdims=True))
+    weight_BQ = xp.exp(log_BQ - log_BQ.max(1, keepdims=True))
     weight_BQ /= weight_BQ.sum(1, keepdims=True)
     logit_BQ = then_BQ + shift_B[:, None]
     moment_B = (weight_BQ * logit_BQ).sum(1)
     spread_B = (weight_BQ * (logit_BQ - moment_B[:, None]) ** 2).sum(1)
-    precision_B = np.clip(1 / np.maximum(spread_B, 1e-300) - inverse_B, 0.0, n_B / 4) + LEAST_PRECISION
+    precision_B = xp.clip(1 / xp.maximum(spread_B, 1e-300) - inverse_B, 0.0, n_B / 4) + LEAST_PRECISION
     # moment / spread - mean / variance, which would cancel, is precision moment + E[k - n p].
     natural_B = precision_B * moment_B + k_B - n_B * (weight_BQ * p_BQ).sum(1)
     return Posterior(logit_BQ, weight_BQ, natural_B, precision_B)
@@ -106,11 +113,13 @@ def common_shift(logit_BQ: np.ndarray, weight_BQ: np.ndarray, k_B: np.ndarray, n
     return shift
 
 
-def sigmoid(logit: np.ndarray) -> np.ndarray:
+def sigmoid(logit: Any) -> Any:
     """1 / (1 + e^-g), without overflow up to |g| = 700."""
-    return 1 / (1 + np.exp(-np.clip(logit, -700.0, 700.0)))
+    xp = namespace_of(logit)
+    return 1 / (1 + xp.exp(-xp.clip(logit, -700.0, 700.0)))
 
 
-def softplus(logit: np.ndarray) -> np.ndarray:
+def softplus(logit: Any) -> Any:
     """log(1 + e^g), without overflow."""
-    return np.maximum(logit, 0.0) + np.log1p(np.exp(-np.abs(logit)))
+    xp = namespace_of(logit)
+    return xp.maximum(logit, 0.0) + xp.log1p(xp.exp(-xp.abs(logit)))
