@@ -88,6 +88,14 @@ def test_evaluations_at_start_every_so_often_and_end(steps, every, count):
     assert num_evaluations(Config(steps=steps, eval_every=every)) == count
 
 
+def test_a_budget_in_tokens_is_said_to_be_one():
+    config, _ = resolve(Config(**{**RUN, "allocator": "vip"}, budget_unit="tokens", max_rollouts=16))
+    (table,) = [table for table in plan(config) if table.title == "rounds of vip"]
+    assert table.rows == [("1", "64", "2 to 16", "1,024")]
+    assert table.notes[0] == "budget: the tokens of 512 rollouts of mean length per step, as expected; drawn: at most"
+    assert ("completions, at most", "16,384", f"{60 * 16_384:,}") in rows(config, "tokens")
+
+
 def test_prompts_and_tokens_of_the_embedded_task():
     config = Config(**RUN, steps=10)
     assert ("in the pool", "4,096") in rows(config, "prompts")

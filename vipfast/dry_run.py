@@ -40,7 +40,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Draw:
-    """One allocation round: active prompts, the fewest and most rollouts of one of them, and all of the round's rollouts."""
+    """One allocation round: active prompts, the fewest and most rollouts of one of them, and at most all of the round's."""
 
     active: int
     fewest: int
@@ -66,7 +66,7 @@ def plan(config: Config) -> list[Table]:
     """
     facts, pool = read_facts(config.model), read_pool(config)
     draws = draws_per_round(config)
-    return [_prompts(config, pool), _rounds(config, draws), _tokens(config, pool), _memory(config, pool, facts, draws)]
+    return [_prompts(config, pool), _rounds(config, draws), _tokens(config, pool, draws), _memory(config, pool, facts, draws)]
 
 
 def read_pool(config: Config) -> Pool:
@@ -105,10 +105,13 @@ def read_pool(config: Config) -> Pool:
 def draws_per_round(config: Config) -> list[Draw]:
     """The rounds of a step, by running the allocator itself on no rewards.
 
-    vip plans one round from what it has learned by then; of it, only the bounds are known before.
+    vip plans one round from what it has learned by then; of it, only the bounds are known before. A budget in tokens buys more
+    rollouts where answers are short.
     """
     if config.allocator == "vip":
-        return [Draw(config.prompts_per_step, config.min_rollouts, config.max_rollouts, config.budget)]
+        in_rollouts, most = config.budget_unit == "rollouts", config.prompts_per_step * config.max_rollouts
+        drawn = config.budget if in_rollouts else most
+        return [Draw(config.prompts_per_step, config.min_rollouts, config.max_rollouts, drawn)]
     none = np.zeros(0, np.int64)
     batch = PromptBatch([Prompt(str(i), "", none) for i in range(config.prompts_per_step)], step=1, seed=config.seed)
     rounds = make_allocator(config).rounds(batch, config.budget)
@@ -154,14 +157,16 @@ def _rounds(config: Config, draws: list[Draw]) -> Table:
         each = f"{draw.fewest}" if draw.fewest == draw.most else f"{draw.fewest} to {draw.most}"
         rows.append((f"{number}", f"{draw.active:,}", each, f"{draw.drawn:,}"))
     notes = [f"budget: {config.budget:,} rollouts per step, {config.budget * config.steps:,} in {config.steps:,} steps"]
+    if config.budget_unit == "tokens":
+        notes = [f"budget: the tokens of {config.budget:,} rollouts of mean length per step, as expected; drawn: at most"]
     if config.allocator == "vip":
         notes.append("vip decides within these bounds, from what its predictor has learned by then")
     return Table(f"rounds of {config.allocator}", ("round", "active", "each", "drawn"), rows, notes)
 
 
-def _tokens(config: Config, pool: Pool) -> Table:
+def _tokens(config: Config, pool: Pool, draws: list[Draw]) -> Table:
     prompt = config.prompts_per_step * pool.prompt_tokens
-    completion = config.budget * config.max_new_tokens
+    completion = sum(draw.drawn for draw in draws) * config.max_new_tokens
     evaluations = num_evaluations(config)
     eval_rollouts = pool.num_heldout * config.eval_samples
     rows = [

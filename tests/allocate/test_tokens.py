@@ -152,12 +152,15 @@ def test_short_answers_get_more_rollouts_for_the_same_tokens():
     allocator = Vip(Known(), "rloo", 2, 32, Lengths())
     prompts = [Prompt(f"u{i}", "", np.array([length])) for i, length in enumerate([10, 10, 10, 90])]
     grader = SimpleNamespace(grade=lambda prompts, finished: np.zeros(len(finished)))
-    spent = []
+    spent, expected = [], []
     for step in range(8):
         rollouts, tally, _ = rollout.collect(allocator, PromptBatch(prompts, step, 0), 32, Echo(), grader)
         allocator.learn(tally)
         spent.append((rollouts.counts_B.tolist(), int(tally.tokens.sum())))
+        expected.append(rollouts.plan.note["budget/tokens_expected"])
     assert spent[0] == ([8, 8, 8, 8], 960)
+    # Then the mean of 30 tokens is known, and 8 rollouts of a third or of three times that beside the prior's 8.
+    assert expected[0] is None and expected[1] == pytest.approx(30 * np.dot([2 / 3, 2 / 3, 2 / 3, 2], spent[1][0]))
     counts, tokens = spent[-1]
     assert sum(counts) > 32 and min(counts[:3]) > 8 > counts[3] and tokens < 960, spent
 

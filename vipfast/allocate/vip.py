@@ -57,6 +57,8 @@ class Vip(Predicting):
             "alloc/at_min": float((counts_B == self.low).mean()),
             "alloc/at_max": float((counts_B == self.high).mean()),
         }
+        if self.lengths is not None:
+            note["budget/tokens_expected"] = float(cost_B @ counts_B) * self.lengths.mean or None
         return StepPlan.plain([counts_B], note=note, predicted_B=predicted_B)
 
     def _plan(self, prompts: PromptBatch, predicted_B, signal_B, budget: int) -> tuple[np.ndarray, ...]:

@@ -12,6 +12,7 @@ METRICS: dict[str, str] = {
     "backend": "engine, loss head and device that really ran (names)",
     "budget/rollouts": "rollouts drawn in this step (count)",
     "budget/tokens": "completion tokens generated in this step (count)",
+    "budget/tokens_expected": "vip with a budget in tokens: completion tokens this step's plan was expected to take (count)",
     "budget/rollouts_cum": "rollouts drawn since the start of training, evaluation not included (count)",
     "budget/tokens_cum": "completion tokens generated since the start of training, evaluation not included (count)",
     "alloc/counts_min": "fewest rollouts a prompt of this step got (count)",
