@@ -41,7 +41,7 @@ setup(
             "triton>=3.5,<4; platform_system == 'Linux'",
             "nvidia-cuda-nvrtc-cu12>=12.4,<13; platform_system == 'Linux'",
         ],
-        "gpu": ["triton>=3.5,<4", "cupy-cuda12x>=14,<15", "peft>=0.15,<1", "datasets>=3,<6"],
+        "gpu": ["triton>=3.5,<4", "cupy-cuda13x>=14,<15", "peft>=0.15,<1", "datasets>=3,<6"],
         "vllm": ["vllm>=0.11"],
         "trackers": ["tensorboard>=2.14,<3", "wandb>=0.19,<1", "trackio>=0.2,<1"],
     },

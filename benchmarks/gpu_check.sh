@@ -122,9 +122,16 @@ replay() {
     "$python" "$repo/benchmarks/replay.py" --output "$out" ${cpu:+--smoke} "$@"
 }
 
+allocation() {
+    "$python" "$repo/benchmarks/allocators.py" ${cpu:+--smoke}
+}
+
 other_tests() {
     local files
-    mapfile -t files < <(grep -rl --include='test_*.py' 'torch.cuda.is_available()' "$repo/tests/learn" "$repo/tests/engine" | sort)
+    mapfile -t files < <(
+        grep -rl --include='test_*.py' 'torch.cuda.is_available()' "$repo/tests/learn" "$repo/tests/engine" | sort
+        grep -rl --include='test_*.py' 'no GPU for CuPy' "$repo/tests" | sort
+    )
     "$python" -P -m pytest -q -ra -p no:cacheprovider -p absent_packages ${cpu:+--collect-only} "${files[@]}"
 }
 
@@ -154,7 +161,7 @@ part() {
 }
 
 export python repo cpu out work
-export -f environment kernel_tests kernel_benchmarks replay other_tests
+export -f environment kernel_tests kernel_benchmarks replay allocation other_tests
 status=0
 echo "gpu_check on $gpu, at most $TOTAL_S s, writing to $out" | tee "$out/summary.txt"
 part "environment" 40 environment.txt environment
@@ -162,6 +169,7 @@ part "kernel tests" 140 kernel_tests.txt kernel_tests
 part "replay, bfloat16" 50 replays.txt replay --dtype bfloat16
 part "kernel benchmarks" 130 kernels.txt kernel_benchmarks
 part "replay, float32" 50 replays.txt replay --dtype float32 --updates-per-step 2 --beta 0.02
+part "allocation" 40 allocation.txt allocation
 part "other tests" 60 tests.txt other_tests
 cat "$work/json" >>"$out/summary.txt"
 cat "$work/json"

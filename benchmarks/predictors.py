@@ -56,6 +56,8 @@ def main() -> None:
     parser.add_argument("--no-simulated", action="store_true", help="real runs only")
     parser.add_argument("--export", type=Path, help="write the one --run to this .csv and stop")
     arguments = parser.parse_args()
+    if arguments.seeds < 2:
+        parser.error(f"--seeds {arguments.seeds}: an interval over seeds needs 2 or more")
     records = [read(path) for path in (sorted((HERE / "data").glob("*.csv")) if arguments.run is None else arguments.run)]
     if arguments.export:
         write(*records, arguments.export)

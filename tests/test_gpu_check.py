@@ -233,7 +233,7 @@ def fake_machine(folder, case="", match="nothing", action="exit 3"):
     return dict(PATH=path, PYTHON=str(folder / "bin" / "python"), TRITON_INTERPRET="1")
 
 
-LEFT = {"summary", "environment", "kernel_tests", "replays", "kernels", "tests"}
+LEFT = {"summary", "allocation", "environment", "kernel_tests", "replays", "kernels", "tests"}
 
 
 def test_gpu_check_runs_every_part_from_anywhere_and_writes_under_out_alone(tmp_path):
@@ -245,12 +245,12 @@ def test_gpu_check_runs_every_part_from_anywhere_and_writes_under_out_alone(tmp_
     assert {path.name for path in out.iterdir()} == {f"{name}.txt" for name in LEFT}
     assert not list((tmp_path / "elsewhere").iterdir())
     summary = (out / "summary.txt").read_text()
-    assert summary.count("passed") == 7 and '{"benchmark": "kernels.py"}' in summary and summary.count('"replay.py"') == 2
+    assert summary.count("passed") == 8 and '{"benchmark": "kernels.py"}' in summary and summary.count('"replay.py"') == 2
     assert "driver 1" in (out / "environment.txt").read_text()
 
     commands = [line.split("|") for line in (tmp_path / "log").read_text().splitlines()]
     asked = [command[-1] for command in commands]
-    assert len(asked) == 6 and sum("replay.py" in words for words in asked) == 2
+    assert len(asked) == 7 and sum("replay.py" in words for words in asked) == 2
     assert [words for words in asked if "kernels.py --tests" in words] and not [words for words in asked if "--smoke" in words]
     for folder, python_path, results, interpret, words in commands:
         # the checkout on the path, or as the current folder, would make kernels/ a top-level package
@@ -260,12 +260,12 @@ def test_gpu_check_runs_every_part_from_anywhere_and_writes_under_out_alone(tmp_
         assert interpret == ("1" if "interpreter_refuses_cuda" in words else "unset")
 
 
-@pytest.mark.parametrize("failing", ["*tests/kernels*", "*kernels.py*", "*bfloat16*", "*tests/learn*"])
+@pytest.mark.parametrize("failing", ["*tests/kernels*", "*kernels.py*", "*bfloat16*", "*allocators.py*", "*tests/learn*"])
 def test_a_failing_part_stops_no_other_and_shows_in_the_exit_status(tmp_path, failing):
     done = check(tmp_path, "out", **fake_machine(tmp_path, match=failing))
     summary = (tmp_path / "out" / "summary.txt").read_text()
     assert done.returncode == 1 and "NOT all parts passed" in summary
-    assert summary.count("FAILED (") == 1 and summary.count(" passed\n") == 5
+    assert summary.count("FAILED (") == 1 and summary.count(" passed\n") == 6
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_a_part_that_hangs_is_stopped_and_the_total_holds(tmp_path):
     done = run(["bash", script, "out"], tmp_path, **machine)
     summary = (tmp_path / "out" / "summary.txt").read_text()
     assert done.returncode == 1 and time.monotonic() - start < 30
-    assert summary.count("STOPPED after") == 1 and summary.count("NOT RUN: the 7 s") == 4
+    assert summary.count("STOPPED after") == 1 and summary.count("NOT RUN: the 7 s") == 5
     assert ended(tmp_path / "pid")
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vipfast.errors import CheckpointError, DataError
+from vipfast.errors import DataError
 from vipfast.select import EpochSelector
 from vipfast.types import Prompt
 
@@ -53,10 +53,27 @@ def test_resume_goes_on_where_it_stopped(steps_before):
         assert uids(straight.next(4)) == uids(resumed.next(4))
 
 
-def test_another_dataset_is_refused_on_resume():
-    state = EpochSelector(pool(10), 0).state_dict()
-    with pytest.raises(CheckpointError, match="not those of the checkpoint"):
-        EpochSelector(pool(11), 0).load_state_dict(state)
+@given(
+    before=st.integers(4, 30), gone=st.integers(0, 20), new=st.integers(0, 20), steps=st.integers(0, 9), seed=st.integers(0, 5)
+)
+def test_a_changed_pool_goes_on_in_its_epoch(before, gone, new, steps, seed):
+    """Nothing drawn comes again before the epoch ends, and all that was still to come does, as do new prompts once at most."""
+    old = EpochSelector(pool(before), seed)
+    drawn = [uid for _ in range(steps) for uid in uids(old.next(4))][steps * 4 - old.position :]
+    now = pool(before + new)[min(gone, before - 1) :]
+    changed = EpochSelector(now, seed)
+    state = old.state_dict()
+    if len(now) == before and not new:
+        changed.load_state_dict(state)
+        assert changed.position == old.position
+        return
+    with pytest.warns(
+        UserWarning, match=f"not those of the checkpoint: {len(now)} now, {before} then; .* in epoch {old.epoch}"
+    ):
+        changed.load_state_dict(state)
+    rest = uids(changed._take(len(now)))
+    assert len(set(rest)) == len(rest) and not set(rest) & set(drawn)
+    assert set(uids(now)) & (set(uids(pool(before))) - set(drawn)) <= set(rest)
 
 
 def test_a_step_larger_than_the_pool_names_the_option_and_what_fits():

@@ -116,6 +116,24 @@ def test_a_reward_that_breaks_loses_nothing_and_the_mended_run_goes_on(tmp_path)
     assert still(tmp_path / "broken") == still(tmp_path / "whole")
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_pool_that_grew_is_gone_on_with_and_said_to_have_changed(tmp_path):
+    prompts = [{"prompt": f"copy {i} =", "answer": str(i)} for i in range(60)]
+
+    def right(completions, answers, metadata):
+        return [float(c.strip() == a) for c, a in zip(completions, answers)]
+
+    run = dict(reward=right)
+    Trainer(small(tmp_path / "r", allocator="vip", predictor="beta", steps=2), prompts=prompts[:40], **run).run()
+    changed = small(tmp_path / "r", allocator="vip", predictor="beta")
+    with pytest.warns(UserWarning) as said:
+        assert Trainer(changed, prompts=prompts[::-1], resume=True, **run).run() == 0
+    said = [str(warning.message) for warning in said]
+    assert any("--resume: the task's prompts are not those of the checkpoint" in text for text in said)
+    assert any("start at the prior" in text for text in said)
+    assert lines(tmp_path / "r")[-1]["step"] == 3
+
+
 def test_all_unscored_steps_are_logged_and_move_nothing(tmp_path):
     trainer = Trainer(small(tmp_path / "r"), prompts=[f"p{i}" for i in range(20)], reward=lambda c, a, m: [None] * len(c))
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}

@@ -38,7 +38,7 @@ def test_a_gpu_that_cupy_cannot_use_is_told_with_the_reason(monkeypatch):
     assert module is np and "CuPy cannot be imported" in why and "vipfast[gpu]" in why
 
     stream = types.SimpleNamespace()
-    old = types.SimpleNamespace(__version__="13.4.1", cuda=types.SimpleNamespace(Stream=stream))
+    old = types.SimpleNamespace(__version__="13.4.1", cuda=types.SimpleNamespace(Stream=stream, compiler=RecordedCupy))
     monkeypatch.setitem(sys.modules, "cupy", old)
     assert xp.choose("cuda")[0] is np and "CuPy 13.4.1 cannot share torch's stream" in xp.choose("cuda")[1]
 
@@ -58,10 +58,13 @@ def test_a_gpu_that_cupy_cannot_use_is_told_with_the_reason(monkeypatch):
 class RecordedCupy:
     """Records what is asked of CuPy's allocator and streams; arrays themselves are NumPy's."""
 
-    __version__, ndarray, eye, isfinite = "14", np.ndarray, staticmethod(np.eye), staticmethod(np.isfinite)
+    __version__, ndarray, eye = "14", types.SimpleNamespace, staticmethod(np.eye)
 
-    def __init__(self, breaks=False):
-        self.log, self.linalg, self.cuda = [], self, self
+    class CompileException(Exception):
+        """NVRTC's, which is no RuntimeError."""
+
+    def __init__(self, breaks=None):
+        self.log, self.cuda, self.compiler = [], self, self
         self.breaks, self.allocator, self.Stream = breaks, "default", self
         self.ptr = 77
 
@@ -91,11 +94,11 @@ class RecordedCupy:
     def __exit__(self, *error):
         self.log.append("out")
 
-    def cholesky(self, A):
-        assert self.log[-2:] == ["in", "in"], "work must stay on torch's device and stream"
+    def exp(self, A):
+        assert self.log[-4:] == [("device", 0), "in", ("stream", (0, 77)), "in"], "work must stay on torch's device and stream"
         if self.breaks:
-            raise RuntimeError("CUSOLVER_STATUS_NOT_INITIALIZED")
-        return np.linalg.cholesky(A)
+            raise self.breaks
+        return np.exp(A)
 
 
 @pytest.fixture
@@ -112,9 +115,7 @@ def torch_gpu(monkeypatch):
 
 def test_cupy_takes_torchs_pool_and_stream(monkeypatch, torch_gpu):
     double = RecordedCupy()
-    monkeypatch.setattr(xp, "namespace_of", lambda *arrays: double)
     monkeypatch.setitem(sys.modules, "cupy", double)
-    monkeypatch.setitem(sys.modules, "cupyx", types.SimpleNamespace(errstate=lambda linalg: double))
     assert xp.choose("cuda") == (double, None)
     assert double.log[:4] == [("device", 0), "in", ("stream", (0, 77)), "in"]
     malloc, free = double.allocator
@@ -123,12 +124,11 @@ def test_cupy_takes_torchs_pool_and_stream(monkeypatch, torch_gpu):
     assert torch_gpu[1:] == [("free", 4096)]
 
 
-def test_a_cupy_that_fails_keeps_its_own_pool(monkeypatch, torch_gpu):
-    double = RecordedCupy(breaks=True)
-    monkeypatch.setattr(xp, "namespace_of", lambda *arrays: double)
+@pytest.mark.parametrize("error", [RuntimeError, RecordedCupy.CompileException, ImportError])
+def test_a_cupy_that_fails_keeps_its_own_pool(monkeypatch, torch_gpu, error):
+    double = RecordedCupy(breaks=error("CUBLAS_STATUS_NOT_INITIALIZED\nlong story"))
     monkeypatch.setitem(sys.modules, "cupy", double)
-    monkeypatch.setitem(sys.modules, "cupyx", types.SimpleNamespace(errstate=lambda linalg: double))
-    assert xp.choose("cuda") == (np, "CuPy 14 cannot compute here (CUSOLVER_STATUS_NOT_INITIALIZED)")
+    assert xp.choose("cuda") == (np, "CuPy 14 cannot compute here (CUBLAS_STATUS_NOT_INITIALIZED)")
     assert double.allocator == "default"
 
 

@@ -47,14 +47,19 @@ def choose(device: str | None) -> tuple[Any, str | None]:
         return np, f"torch {torch.__version__} sees no GPU"
     try:
         _try_out(cupy)
-    except (ImportError, RuntimeError) as error:  # every CUDA library's errors in CuPy and torch are RuntimeErrors
+    except _failures(cupy) as error:
         return np, f"CuPy {cupy.__version__} cannot compute here ({str(error).strip().splitlines()[0]})"
     return cupy, None
 
 
+def _failures(cupy: Any) -> tuple[type[Exception], ...]:
+    """What CUDA's libraries raise in CuPy and torch: RuntimeErrors, but for NVRTC's."""
+    return ImportError, RuntimeError, cupy.cuda.compiler.CompileException
+
+
 @cache
 def _try_out(cupy: Any) -> None:
-    """Take torch's memory pool for CuPy, and run once what a step needs: an allocation, cuSOLVER and NVRTC."""
+    """Take torch's memory pool for CuPy, and run once what a step needs: memory, NVRTC, cuBLAS, triangular solves."""
     import torch
 
     def allocate(num_bytes: int, device: int) -> int:
@@ -67,10 +72,11 @@ def _try_out(cupy: Any) -> None:
     cupy.cuda.set_allocator(cupy.cuda.PythonFunctionAllocator(allocate, free).malloc)
     try:
         with scope(cupy):
-            factor = cholesky(cupy.eye(2))
-        if factor is None:
-            raise RuntimeError("the Cholesky factor of an identity is wrong")
-    except (ImportError, RuntimeError):
+            eye = cupy.eye(2)
+            right = solve_triangular(eye, eye @ cupy.exp(eye - eye))
+            if not bool((right == 1).all()):
+                raise RuntimeError("a product with the identity is wrong")
+    except _failures(cupy):
         cupy.cuda.set_allocator(before)
         raise
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from vipfast.allocate import solver
 from vipfast.allocate.objective import OBJECTIVES, dr_grpo, find_objective, gains, least_rollouts, rloo
 from vipfast.config import Config
 from vipfast.errors import UsageError
@@ -85,3 +86,30 @@ def test_a_function_of_ones_own_by_module_and_name(tmp_path, monkeypatch):
 def test_refused_before_anything_is_loaded(options, message):
     with pytest.raises(UsageError, match=message):
         resolve(Config(allocator="vip", device="cpu", threads=1, **options))
+
+
+def fails(n):
+    raise KeyError("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [(fails, "objective fails: fails on an array of 5 .*KeyError"), (lambda n: 1j / n, "gives values of type complex128")],
+)
+def test_what_a_users_function_does_wrong_is_named(objective, message):
+    with pytest.raises(UsageError, match=message):
+        gains(objective, 2, 6)
+
+
+def test_a_users_function_is_only_ever_given_arrays_and_may_write_on_them():
+    def listed(n):
+        return np.array([1 / x for x in n])
+
+    def in_place(n):
+        return np.divide(1.0, n, out=n)
+
+    a_B, counts_B = np.array([0.1, 0.2]), np.array([3, 4])
+    for phi in (listed, in_place):
+        assert gains(phi, 2, 6) == pytest.approx(gains(lambda n: 1 / n, 2, 6))
+        assert solver.variance_ratio(a_B, counts_B, phi) == pytest.approx(solver.variance_ratio(a_B, counts_B, lambda n: 1 / n))
+    assert counts_B.tolist() == [3, 4]

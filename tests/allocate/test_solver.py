@@ -1,6 +1,7 @@
 """The solver against known allocations, brute force, the closed forms of the paper, and its own invariants."""
 
 import itertools
+import warnings
 
 import numpy as np
 import pytest
@@ -251,3 +252,12 @@ def test_variance_ratio_by_hand():
     # Costs 1 and 3 make [6, 2] cost what uniform 3 does: .25 / 5 + .25 / 1 against 2 x .25 / 2.
     ratio = solver.variance_ratio(np.array([0.25, 0.25]), np.array([6, 2]), rloo, np.array([1.0, 3.0]))
     assert ratio == pytest.approx((0.2 + 1) / 1)
+
+
+def test_the_share_of_a_budget_in_tokens_is_not_rounded_below_itself():
+    """cost . counts / cost can come to 1.9999999999999998 where everyone has two, and phi(1) is no number."""
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        cost_B = rng.random(13) * 3 + 0.1
+        with warnings.catch_warnings(action="error"):
+            assert solver.variance_ratio(rng.random(13), np.full(13, 2), rloo, cost_B) == pytest.approx(1)

@@ -182,3 +182,11 @@ def test_only_vip_takes_a_budget_in_tokens():
     for allocator in ("uniform", "vigor"):
         with pytest.raises(UsageError, match=f"--budget-unit tokens: --allocator {allocator} plans in rollouts"):
             Config(allocator=allocator, budget_unit="tokens")
+
+
+def test_nobody_takes_a_rollout_that_does_harm_and_a_high_bound_costs_nothing():
+    counts = solve_tokens(np.array([1.0, 1.0]), np.ones(2), 40, 2, 20, TIES[:2], lambda n: (n - 6.0) ** 2)
+    assert counts.tolist() == [6, 6]
+    utility_B = np.linspace(0.01, 0.25, 8)
+    few, many = (solve_tokens(utility_B, np.ones(8), 64, 2, high, TIES[:8], rloo) for high in (50, 4096))
+    assert few.tolist() == many.tolist() and few.sum() == 64

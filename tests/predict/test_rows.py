@@ -89,3 +89,27 @@ def test_history_grows_and_comes_back():
     other.load_state_dict(History(0.01).state_dict())
     other.add(["x"], np.array([1.0]), np.array([1.0]), 0.0, 0)
     assert len(other) == 1
+
+
+def test_one_odd_reward_leaves_the_others_counts_alone():
+    """Where one prompt of twenty or fewer earns beyond [0, 1], it is cut; where many do, all are scaled."""
+    rng = np.random.default_rng(0)
+    plain = [list(rng.integers(0, 2, 8).astype(float)) for _ in range(40)]
+    alone = reward_counts(tally_of(*plain))
+    for odd in (-1000.0, 5.0):
+        k, n = reward_counts(tally_of(*plain[:-1], [*plain[-1], odd]))
+        assert np.array_equal(k[:-1], alone[0][:-1]) and 0 <= k[-1] <= n[-1] == 9
+    scaled = reward_counts(tally_of(*([4 * reward - 1 for reward in rewards] for rewards in plain)))
+    assert np.array_equal(scaled[0], alone[0])
+
+
+def test_shuffling_rows_of_one_prompt_changes_no_bit():
+    rng = np.random.default_rng(0)
+    k, n = rng.random(7) * 3, np.full(7, 3.0)
+    first = distinct(["a", "b"] + ["a"] * 5, ["t"] * 7, k, n)
+    for _ in range(50):
+        order = np.concatenate([[0, 1], 2 + rng.permutation(5)])
+        order = order[rng.permutation(7)]
+        uids = np.array(["a", "b"] + ["a"] * 5)[order].tolist()
+        again = distinct(uids, ["t"] * 7, k[order], n[order])
+        assert again.uids == first.uids and np.array_equal(again.successes, first.successes)

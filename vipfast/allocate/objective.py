@@ -83,8 +83,7 @@ def gains(objective: Objective, low: int, high: int) -> np.ndarray:
     """
     name = getattr(objective, "__name__", str(objective))
     n = np.arange(low, high + 1, dtype=np.float64)
-    with np.errstate(all="ignore"):  # what is not finite is named below
-        values = np.asarray(objective(n), np.float64)
+    values = _called(objective, name, n)
     if values.shape != n.shape:
         raise UsageError(f"objective {name}: gives shape {values.shape} for {len(n)} rollout counts; it must keep the shape")
     if not np.isfinite(values).all():
@@ -103,6 +102,21 @@ def gains(objective: Objective, low: int, high: int) -> np.ndarray:
             "--max-rollouts between which it bends one way"
         )
     return np.minimum.accumulate(gain)
+
+
+def _called(objective: Objective, name: str, n: np.ndarray) -> np.ndarray:
+    """phi(n) as real numbers; the user's function may do anything."""
+    try:
+        with np.errstate(all="ignore"):  # what is not finite is named by the caller
+            values = np.asarray(objective(n.copy()))
+    except Exception as error:
+        raise UsageError(
+            f"objective {name}: fails on an array of {len(n)} rollout counts ({type(error).__name__}: {error}); it must take "
+            "float64 counts and give as many variances"
+        ) from error
+    if values.dtype.kind not in "fiu":
+        raise UsageError(f"objective {name}: gives values of type {values.dtype}; they must be real numbers")
+    return values.astype(np.float64)
 
 
 def checked_gains(gain_BK: np.ndarray) -> np.ndarray:

@@ -164,7 +164,11 @@ def variance_ratio(
     plans must keep phi finite.
     """
     cost_B = np.ones(len(counts_B)) if cost_B is None else cost_B
-    share, part = divmod(float(cost_B @ counts_B) / float(cost_B.sum()), 1.0)
-    uniform = (1 - part) * objective(np.float64(share)) + (part * objective(np.float64(share + 1)) if part else 0.0)
+    mean = float(cost_B @ counts_B) / float(cost_B.sum())
+    if abs(mean - round(mean)) < 1e-9:  # 1.9999999999999998 is two rollouts each, never one
+        mean = float(round(mean))
+    share, part = divmod(mean, 1.0)
+    below, *above = objective(np.array([share, share + 1] if part else [share]))
+    uniform = (1 - part) * below + (part * above[0] if part else 0.0)
     total = float(np.sum(utility_B) * uniform)
     return float(np.sum(utility_B * objective(counts_B.astype(np.float64)))) / total if total > 0 else 1.0

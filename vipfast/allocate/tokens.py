@@ -78,13 +78,16 @@ def solve_tokens(
     """
     utility_B = check_utilities(utility_B)
     B, slack = len(utility_B), 1e-9 * budget  # sums of costs round
+    left = budget - low * float(cost_B.sum()) + slack
+    high = min(high, low + int(max(left, 0.0) // float(cost_B.min())))  # no prompt can get more
     gain_K = gains(objective, low, high)
+    gain_K = gain_K[gain_K >= 0]  # with a cap nobody need take a rollout that does harm
+    high = low + len(gain_K)
     rate_BK = rounded(utility_B[:, None] * gain_K / cost_B[:, None])
     prompt_M, unit_M = np.repeat(np.arange(B), high - low), np.tile(np.arange(high - low), B)
     order_M = np.lexsort((ties_B[prompt_M], unit_M, -rate_BK.ravel()))
     prompt_M = prompt_M[order_M]
     cost_M = cost_B[prompt_M]
-    left = budget - low * float(cost_B.sum()) + slack
     spent_M = np.cumsum(cost_M)
     at = int(np.searchsorted(spent_M, left, side="right"))
     counts_B = low + np.bincount(prompt_M[:at], minlength=B)

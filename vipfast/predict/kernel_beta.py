@@ -19,7 +19,7 @@ from vipfast.predict.rows import by_uid, check_points, distinct, positions
 
 
 class KernelBeta:
-    """Args as for ``GP``; ``window`` is W."""
+    """Args: ``embed``, ``pool_texts``, ``pool_uids``, ``window`` (W) and ``drift`` as for ``GP``."""
 
     name = "kernel_beta"
     LENGTHS = (0.25, 0.4, 0.7)
