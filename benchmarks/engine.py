@@ -1,20 +1,24 @@
-"""Tokens per second of the transformers engine beside ``model.generate``, on the starter's shape (0.53 M parameters).
+"""Tokens per second of the engines beside ``model.generate``, on the starter's shape (0.53 M parameters), sync and idle time.
 
-Both sides sample the same number of rollouts of the same prompts with the same stop ids and length limit, each in turn and
+All sides sample the same number of rollouts of the same prompts with the same stop ids and length limit, each in turn and
 several times; a token counts once per rollout, its stop id included. Random weights put about 1/8 of the probability on the
-stop ids, so lengths are near geometric with mean 8, as on short problems.
+stop ids, so lengths are near geometric with mean 8, as on short problems. vLLM joins in where it is installed, once with a seed
+per rollout and once with a seed per round. ``sync`` is the time to take new weights; ``idle`` the share of row-steps in which a
+row that could have decoded had ended already or not begun.
 
     python benchmarks/engine.py [--smoke] [--prompts 64] [--rollouts 8] [--threads 1] [--device cpu]
 """
 
 import argparse
+import importlib.util
 import json
 import statistics
+import tempfile
 import time
 
 import numpy as np
 import torch
-from common import append_results
+from common import append_results, print_table
 
 from vipfast import streams
 from vipfast.engine.base import Request, Sampling
@@ -24,13 +28,36 @@ from vipfast.starter.model import make_model
 EOS, PAD = 256, 257
 
 
-def engine_tokens(engine: TransformersEngine, prompts: list[np.ndarray], rollouts: int, step: int) -> int:
+def measure(engine, model, prompts: list[np.ndarray], rollouts: int, step: int, slots: int) -> dict[str, float]:
+    """One round of every prompt and the sync after it; ``slots`` is how many rows the engine decodes at once."""
+    start = time.perf_counter()
     engine.submit([Request(i, tokens, f"p{i}", step, 0, rollouts, streams.TRAIN) for i, tokens in enumerate(prompts)])
-    total = 0
+    tokens = steps = 0
     while engine.pending:
-        total += sum(len(rollout.tokens) for rollout in engine.step())
-    engine.sync(engine.model.named_parameters())
-    return total
+        tokens += sum(len(rollout.tokens) for rollout in engine.step())
+        steps += 1
+    ended = time.perf_counter()
+    engine.sync(model.named_parameters())
+    idle = 1 - tokens / (steps * min(slots, len(prompts) * rollouts))
+    return {"tokens_per_s": tokens / (ended - start), "sync_s": time.perf_counter() - ended, "idle": idle}
+
+
+def vllm_engines(model, sampling: Sampling, device: str, positions: int) -> tuple[dict[str, object], int]:
+    """vLLM with either way to seed, over one and the same engine, and its rows at once."""
+    from vipfast.engine.merge import PlainWeights
+    from vipfast.engine.vllm import VllmEngine
+    from vipfast.engine.vllm_launch import launch
+
+    with tempfile.TemporaryDirectory() as folder:
+        model.config.save_pretrained(folder)
+        llm, params = launch(
+            folder, sampling, dtype="float32", device=device, positions=positions, memory=0.5, parallel=1, sleeps=False
+        )
+    plain, engines = PlainWeights(model), {}
+    for seeds in ("rollout", "engine"):
+        engines[f"vllm, {seeds} seeds"] = VllmEngine(llm, params, sampling, positions, plain, seeds=seeds, device=device)
+        engines[f"vllm, {seeds} seeds"].sync(model.named_parameters())
+    return engines, llm.vllm_config.scheduler_config.max_num_seqs
 
 
 def generate_tokens(model, prompts: list[np.ndarray], rollouts: int, sampling: Sampling) -> int:
@@ -66,32 +93,45 @@ def main() -> None:
     prompts = [rng.integers(0, 256, rng.integers(12, 29)) for _ in range(args.prompts)]
     model = make_model(0).eval().to(args.device)
     sampling = Sampling(max_new_tokens=32, stop_ids=(*range(31), EOS))
-    engine = TransformersEngine(model, sampling, PAD)
-    speeds = {"engine": [], "generate": []}
+    engines, slots = {"transformers": TransformersEngine(model, sampling, PAD)}, {}
+    if importlib.util.find_spec("vllm") is not None:
+        more, rows = vllm_engines(model, sampling, args.device, positions=64)
+        engines |= more
+        slots = dict.fromkeys(more, rows)
+    seen: dict[str, list[dict[str, float]]] = {name: [] for name in (*engines, "generate")}
     for repeat in range(args.repeats + 1):
-        start = time.perf_counter()
-        tokens = engine_tokens(engine, prompts, args.rollouts, step=repeat)
-        speeds["engine"].append(tokens / (time.perf_counter() - start))
+        for name, engine in engines.items():
+            seen[name].append(measure(engine, model, prompts, args.rollouts, repeat, slots.get(name, 10**9)))
         start = time.perf_counter()
         tokens = generate_tokens(model, prompts, args.rollouts, sampling)
-        speeds["generate"].append(tokens / (time.perf_counter() - start))
-    speeds = {name: values[1:] for name, values in speeds.items()}  # the first of each warms up
-    ratios = [ours / theirs for ours, theirs in zip(speeds["engine"], speeds["generate"], strict=True)]
-    print(
+        seen["generate"].append({"tokens_per_s": tokens / (time.perf_counter() - start)})
+    seen = {name: values[1:] for name, values in seen.items()}  # the first of each warms up
+    middle = lambda name, key: statistics.median(values[key] for values in seen[name])  # noqa: E731
+    table = [("", "tokens/s", "from", "to", "sync ms", "idle")]
+    for name, values in seen.items():
+        speeds = [value["tokens_per_s"] for value in values]
+        more = (f"{1e3 * middle(name, 'sync_s'):.1f}", f"{middle(name, 'idle'):.0%}") if name in engines else ("", "")
+        table.append((name, f"{statistics.median(speeds):.0f}", f"{min(speeds):.0f}", f"{max(speeds):.0f}", *more))
+    title = (
         f"{args.prompts} prompts × {args.rollouts} rollouts, {args.threads} threads, {args.device}, torch {torch.__version__}"
     )
-    for name, values in speeds.items():
-        print(f"{name:>9}  {statistics.median(values):9.0f} tokens/s   {min(values):.0f} … {max(values):.0f}")
-    print(f"{'ratio':>9}  {statistics.median(ratios):9.2f}            {min(ratios):.2f} … {max(ratios):.2f}")
+    print_table(title, table)
+    ratios = [a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(seen["transformers"], seen["generate"], strict=True)]
+    print(f"transformers / generate  {statistics.median(ratios):.2f}   {min(ratios):.2f} … {max(ratios):.2f}")
     row = {
         "vs_generate": statistics.median(ratios),
         "vs_generate_min": min(ratios),
         "vs_generate_max": max(ratios),
-        "tokens_per_s": statistics.median(speeds["engine"]),
-        "generate_tokens_per_s": statistics.median(speeds["generate"]),
+        "tokens_per_s": middle("transformers", "tokens_per_s"),
+        "sync_s": middle("transformers", "sync_s"),
+        "idle": middle("transformers", "idle"),
+        "generate_tokens_per_s": middle("generate", "tokens_per_s"),
         "threads": args.threads,
         "device": args.device,
     }
+    for name in engines.keys() - {"transformers"}:
+        key = name.removesuffix(" seeds").replace(", ", "_")
+        row |= {f"{key}_{what}": middle(name, what) for what in ("tokens_per_s", "sync_s", "idle")}
     append_results("engine.py", row, smoke=args.smoke)
     print(json.dumps(row))
 

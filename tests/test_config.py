@@ -106,7 +106,7 @@ def test_empty_yaml_sets_nothing(tmp_path):
         ("zzz: 1", "unknown key 'zzz': see --help"),
         ("5: 1", "unknown key 5"),
         ("learner:\n  learning_rate: 1e-6\n  lr: 2", "not in sections; move learning_rate to the top level"),
-        ("learning_rate:\n  peak: 1e-6", "--learning-rate {'peak': '1e-6'}: must be of type float | None"),
+        ("learning_rate:\n  peak: 1e-6", "section 'learning_rate': options stand at the top level, not in sections"),
         ("steps: 3\nseed: 1\nsteps: 4", "the key 'steps' stands there twice"),
         ("learning_rate: fast", "--learning-rate 'fast'"),
         ("allocator: vpi", "must be one of uniform, vip, vigor"),

@@ -42,6 +42,7 @@ def test_options_named_exist():
         "--config",
         "--resume",
         "--dry-run",
+        "--gpu-memory-gb",
         "--help",
         "--smoke",
     }

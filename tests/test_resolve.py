@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import os
+import types
 
 import pytest
 
 from vipfast import model_facts, resolve
 from vipfast.config import Config
+from vipfast.distributed import Ranks
 from vipfast.errors import BudgetError, UsageError
 from vipfast.resolve import free_threads
 from vipfast.resolve import resolve as resolved
@@ -137,7 +139,7 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     assert (config.device, config.dtype) == ("cpu", "float32") and "device = cpu (torch sees no GPU)" in lines
 
 
-def on_a_gpu(monkeypatch, capability=(9, 0)):
+def on_a_gpu(monkeypatch, capability=(9, 0), total_memory=80e9):
     import torch
 
     from vipfast.kernels import launch
@@ -145,14 +147,18 @@ def on_a_gpu(monkeypatch, capability=(9, 0)):
 
     monkeypatch.setattr(launch, "INTERPRETED", False)
     monkeypatch.setattr(pack, "find_spec", lambda name: None)
-    for name, answer in (("is_available", True), ("get_device_name", "a GPU"), ("get_device_capability", capability)):
+    size = types.SimpleNamespace(total_memory=total_memory)
+    for name, answer in (
+        ("is_available", True), ("get_device_name", "a GPU"), ("get_device_capability", capability), ("current_device", 0),
+        ("get_device_properties", size),
+    ):  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)
 
 
 @pytest.mark.parametrize(
     ("options", "capability", "told"),
     [
-        ({}, (9, 0), ["loss: Triton kernels (Triton ", "packing: rectangles (flash-attn is not installed)"]),
+        ({}, (9, 0), ["loss: Triton kernels (Triton ", "packing: rectangles (SDPA, because flash-attn is not installed)"]),
         ({"kernels": "off"}, (9, 0), ["loss: plain torch, because asked for by --kernels off", "packing: rectangles"]),
         ({"kernels": "required"}, (8, 0), ["loss: Triton kernels (asked for by --kernels required)", "packing: rectangles"]),
         ({}, (7, 5), ["loss: plain torch, because sm_75 is older than sm_80", "packing: rectangles"]),
@@ -271,3 +277,46 @@ def test_starter_is_counted_exactly():
 def test_options_this_run_does_not_read_are_told(options, names):
     notes = [line for line in resolved(Config(**CPU, **options))[1] if line.startswith("note:")]
     assert len(notes) == len(names) and all(name in note for name, note in zip(names, notes, strict=True))
+
+
+def test_what_runs_on_a_gpu_is_told_once(monkeypatch, tmp_path, capsys):
+    from vipfast import cli, trainer
+    from vipfast.config_file import save_yaml
+
+    on_a_gpu(monkeypatch)
+    told = []
+    monkeypatch.setattr(trainer, "load_tokenizer", lambda config: pytest.fail("no further"))
+
+    class Started(trainer.Trainer):
+        def __init__(self, config, resume=False):
+            with pytest.raises(pytest.fail.Exception, match="no further"):
+                super().__init__(config, resume=resume)
+            told.append(self.notes)
+
+        def run(self):
+            return 0
+
+    monkeypatch.setattr(trainer, "Trainer", Started)
+    config, _ = resolved(Config(threads=1, output_dir=str(tmp_path / "a")))
+    save_yaml(config, tmp_path / "config.yaml")
+    for options in (["--threads", "1"], ["--config", str(tmp_path / "config.yaml")]):
+        assert cli.main([*options, "--output-dir", str(tmp_path / "b")]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len([line for line in lines if line.startswith("packing: rectangles (SDPA, because flash-attn")]) == 1
+        assert len([line for line in lines if line.startswith("loss: ")]) == 1 and told.pop() == []
+
+
+def test_processes_share_the_free_cores(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(resolve, "_cpu_quota", lambda: float("inf"))
+    eight = Ranks({"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0"})
+    monkeypatch.setattr(resolve, "join", lambda: eight)
+    threads, why = free_threads(starter=False)
+    assert threads == 2 and why.endswith("8 processes")
+
+
+def test_options_of_torchrun_do_nothing_for_one_process():
+    told = [line for line in resolved(Config(**CPU, parallel="fsdp", dist_timeout=60))[1] if "single process" in line]
+    assert [line.split()[1] for line in told] == ["--parallel", "--dist-timeout"]

@@ -25,6 +25,7 @@ class ScriptedEngine:
         return len(self.rows)
 
     def submit(self, requests):
+        self.requests = list(requests)
         for request in requests:
             for index in range(request.first_index, request.first_index + request.count):
                 length = int(streams.keys(9, 0, 0, request.slot, index) % np.uint64(5)) + 1
@@ -120,9 +121,12 @@ def test_an_allocator_without_barrier_is_resumed_while_rollouts_are_pending():
                 tally = yield asked[-1]
             return StepPlan.plain(asked)
 
-    allocator = Eager()
-    rollouts, _, _ = collect(allocator, batch(), 7, ScriptedEngine(), grader())
+    allocator, engine = Eager(), ScriptedEngine()
+    rollouts, _, _ = collect(allocator, batch(), 7, engine, grader())
     assert allocator.seen[0] > 0 and rollouts.num_rollouts == 7
+    assert all(request.one_by_one for request in engine.requests)
+    collect(InRounds([2, 2, 2]), batch(), 6, engine, grader())
+    assert not any(request.one_by_one for request in engine.requests)
 
 
 def test_a_batch_that_grows_keeps_its_ledger():
@@ -151,3 +155,38 @@ def test_metrics_are_defined_when_nothing_is_scored():
     assert metrics["reward/mean"] is None and metrics["signal/frac_all_zero"] is None
     assert metrics["signal/frac_wasted_rollouts"] == 1.0 and metrics["reward/unscored"] == 6
     assert not any(isinstance(value, float) and np.isnan(value) for value in metrics.values())
+
+
+def test_without_barrier_the_tally_holds_whole_groups_in_the_order_they_were_asked_for():
+    # Prompt 0 is asked for 2 rollouts, then for 2 more while those are out; what comes back first must not be merged first.
+    class Impatient(InRounds):
+        barrier = False
+
+        def rounds(self, prompts, budget):
+            asked, tally = [np.array([2, 0, 1])], None
+            tally = yield asked[0]
+            asked.append(np.array([2, 0, 0]))
+            while tally.pending.any() or len(asked) == 2:
+                tally = yield asked[1] if len(asked) == 2 else np.zeros(3, np.int64)
+                asked += [np.zeros(3, np.int64)] * (len(asked) == 2)
+                self.seen.append((int(tally.scored[0]), int(tally.so_far.scored[0]), float(tally.mean[0])))
+            return StepPlan.plain(asked[:2])
+
+    class Backwards(ScriptedEngine):
+        """The last rollout asked for is the first to come back, one per step."""
+
+        def submit(self, requests):
+            self.rows = [(0, r.slot, r.first_index + i, 1) for r in requests for i in range(r.count)][::-1] + self.rows
+
+        def step(self):
+            _, slot, index, length = self.rows.pop(0)
+            return [Finished(slot, index, np.array([10 * slot + index]), np.zeros(1, np.float32), Finish.STOP)]
+
+    allocator = Impatient()
+    reward = lambda texts, answers, metadata: [0.1 * int(text) for text in texts]  # noqa: E731 - a one-line reward
+    rollouts, tally, _ = collect(allocator, batch(), 5, Backwards(), grader(reward))
+    expected = collect(InRounds([2, 0, 1], [2, 0, 0]), batch(), 5, ScriptedEngine(), grader(reward))[1]
+    # 3 and 2 are back, then 1; with 0 the first group is whole, and the second a resumption later.
+    assert [seen[:2] for seen in allocator.seen] == [(0, 1), (0, 2), (0, 3), (2, 4), (4, 4)]
+    assert tally.mean.tobytes() == expected.mean.tobytes() and tally.m2.tobytes() == expected.m2.tobytes()
+    assert rollouts.round.tolist() == [0, 0, 1, 1, 0]

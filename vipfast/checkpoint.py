@@ -21,7 +21,9 @@ MARKER = "COMPLETE"
 _FULL_DISK = "no space left|os error 28|quota exceeded|os error 122|file write failed|unexpected pos"
 
 
-def save(run_dir: str | Path, step: int, model: Any, tokenizer: Any, state: dict, keep: int) -> Path:
+def save(
+    run_dir: str | Path, step: int, model: Any, tokenizer: Any, state: dict, keep: int, weights: dict[str, Any] | None = None
+) -> Path:
     """Write checkpoint ``step``, then delete complete ones older than the newest ``keep`` (by number) and damaged older ones.
 
     Args:
@@ -31,6 +33,7 @@ def save(run_dir: str | Path, step: int, model: Any, tokenizer: Any, state: dict
         tokenizer: saved beside the weights, or None.
         state: everything else that moves, of the kinds ``vipfast.state`` keeps; ``rng`` is added unless given.
         keep: complete checkpoints to leave, at least 1.
+        weights: instead of the model's own, where they are sharded: name -> whole tensor.
 
     Returns:
         the folder RUN/checkpoints/step-N.
@@ -44,7 +47,7 @@ def save(run_dir: str | Path, step: int, model: Any, tokenizer: Any, state: dict
     path = _folder(run_dir) / f"step-{step}"
     try:
         with atomic.new_folder(path) as temporary:
-            _write_model(model, tokenizer, temporary / "model", own_names=True)
+            _write_model(model, tokenizer, temporary / "model", own_names=True, weights=weights)
             save_state(temporary, {"rng": rng_state(), **state})
             files = {str(file.relative_to(temporary)): _fingerprint(file) for file in _files(temporary)}
             (temporary / MARKER).write_text(json.dumps({"step": step, "files": files}, indent=1))
@@ -68,8 +71,9 @@ def save(run_dir: str | Path, step: int, model: Any, tokenizer: Any, state: dict
     return path
 
 
-def export(model: Any, tokenizer: Any, path: str | Path) -> Path:
-    """Write a ``from_pretrained`` folder (RUN/final, RUN/best), replacing an earlier one only when the new one is complete.
+def export(model: Any, tokenizer: Any, path: str | Path, weights: dict[str, Any] | None = None) -> Path:
+    """Write a ``from_pretrained`` folder (RUN/final, RUN/best), replacing an earlier one only when the new one is complete;
+    ``weights`` as in ``save``.
 
     Raises:
         CheckpointError: the disk is full; what was there before still is.
@@ -79,7 +83,7 @@ def export(model: Any, tokenizer: Any, path: str | Path) -> Path:
     path = Path(path)
     try:
         with atomic.new_folder(path) as temporary:
-            _write_model(model, tokenizer, temporary, own_names=False)
+            _write_model(model, tokenizer, temporary, own_names=False, weights=weights)
     except (OSError, RuntimeError, SafetensorError) as error:
         if not is_full_disk(error):
             raise
@@ -126,13 +130,15 @@ def step_of(path: str | Path) -> int:
     return int(Path(path).name.removeprefix("step-"))
 
 
-def load(path: str | Path) -> dict:
+def load(path: str | Path, checked: bool = False) -> dict:
     """The state a checkpoint holds; tensors are on the CPU, arrays are NumPy again. No pickle is run.
+
+    ``checked``: another process has just compared the files with what was written.
 
     Raises:
         CheckpointError: a file is missing or differs from what was written.
     """
-    damage = _damage(Path(path), hashes=True)
+    damage = _damage(Path(path), hashes=not checked)
     if damage is not None:
         raise CheckpointError(f"checkpoint {path} is damaged ({damage}); resume from another one")
     return load_state(Path(path))
@@ -266,7 +272,7 @@ def is_full_disk(error: Exception) -> bool:
     return re.search(_FULL_DISK, str(error).lower()) is not None
 
 
-def _write_model(model: Any, tokenizer: Any, folder: Path, own_names: bool) -> None:
+def _write_model(model: Any, tokenizer: Any, folder: Path, own_names: bool, weights: dict[str, Any] | None) -> None:
     """``own_names`` keeps the parameter names of the model in memory where its published files use others (fused experts)."""
     from transformers.utils import logging
 
@@ -274,9 +280,10 @@ def _write_model(model: Any, tokenizer: Any, folder: Path, own_names: bool) -> N
     logging.disable_progress_bar()
     try:
         if hasattr(model, "peft_config"):
-            model.save_pretrained(folder, save_embedding_layers=False)  # "auto" would ask the network about the vocabulary
+            # "auto" would ask the network about the vocabulary
+            model.save_pretrained(folder, save_embedding_layers=False, state_dict=weights)
         else:
-            model.save_pretrained(folder, save_original_format=not own_names)
+            model.save_pretrained(folder, save_original_format=not own_names, state_dict=weights)
     finally:
         if bars:
             logging.enable_progress_bar()

@@ -1,7 +1,7 @@
 """The command line of ``scripts/train.py``: Config's fields as flags, over a YAML file; and how a run's end is told to a shell.
 
-Exit codes: 0 done; 1 the run had to stop (reward, sync, non-finite, checkpoint); 2 bad input; 3 saved and stopped on SIGTERM
-or Ctrl-C.
+Exit codes: 0 done; 1 the run had to stop (reward, sync, non-finite, checkpoint, lost process); 2 bad input; 3 saved and stopped
+on SIGTERM or Ctrl-C.
 """
 
 import dataclasses
@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from vipfast import run_folder
 from vipfast.config import Config
 from vipfast.config_file import continued, load_yaml, read_yaml
-from vipfast.errors import CheckpointError, NonFiniteError, RewardError, SyncError, UsageError
-from vipfast.resolve import resolve
+from vipfast.distributed import Ranks, join
+from vipfast.errors import CheckpointError, NonFiniteError, RankError, RewardError, SyncError, UsageError
+from vipfast.resolve import backend_notes, resolve
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Command:
     config: Config
     resume: bool
     dry_run: bool
+    gpu_bytes: float | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -39,6 +41,8 @@ class _Flags(Config):
     """Continue the run in --output-dir, or the one under runs/ that saved last; keep its options but for a few."""
     dry_run: bool = False
     """Print budget, rounds, tokens and memory without loading a model, and stop."""
+    gpu_memory_gb: float | None = None
+    """With --dry-run: the GPU to plan for, on whatever machine; what cannot fit it is refused as a run there would."""
 
     def __post_init__(self):
         # Validated as a Config, once file and flags have met.
@@ -47,17 +51,20 @@ class _Flags(Config):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. An error is one message on stderr (VIPFAST_TRACEBACK=1: a traceback)."""
+    ranks = join()
     try:
-        with _plain_warnings():
-            return _run(sys.argv[1:] if argv is None else argv)
+        with _plain_warnings(), ranks.losses_named():
+            code = _run(sys.argv[1:] if argv is None else argv, ranks)
     except KeyboardInterrupt:
-        print("stopped at once; --resume goes on from the last checkpoint", file=sys.stderr)
+        _tell("stopped at once; --resume goes on from the last checkpoint", ranks)
         return 130
-    except (UsageError, RewardError, SyncError, NonFiniteError) as error:
+    except (UsageError, RewardError, SyncError, NonFiniteError, RankError) as error:
         if os.environ.get("VIPFAST_TRACEBACK"):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        _tell(f"error: {error}", ranks)
         return 2 if isinstance(error, UsageError) and not isinstance(error, CheckpointError) else 1
+    ranks.leave()
+    return code
 
 
 def parse(argv: Sequence[str]) -> Command:
@@ -68,31 +75,46 @@ def parse(argv: Sequence[str]) -> Command:
         SystemExit: 0 after --help; 2 after an unknown flag or a value of the wrong kind (told on stderr, with a suggestion).
     """
     given = _flags(argv, {})
+    gpu_bytes = _planned_gpu(given)
     values = read_yaml(given.config) if given.config else {}
     if not given.resume:
         flags = _flags(argv, values) if values else given
-        return Command(_config(flags), resume=False, dry_run=given.dry_run)
+        return Command(_config(flags), resume=False, dry_run=given.dry_run, gpu_bytes=gpu_bytes)
     run = run_folder.resumable(given.output_dir or values.get("output_dir"))
     saved = load_yaml(run / "config.yaml")
     asked = _flags(argv, dataclasses.asdict(saved) | values | {"output_dir": str(run)})
     config, notes = continued(saved, _config(asked))
-    return Command(config, resume=True, dry_run=given.dry_run, notes=(f"continuing {run}", *notes))
+    return Command(config, resume=True, dry_run=given.dry_run, gpu_bytes=gpu_bytes, notes=(f"continuing {run}", *notes))
 
 
-def _run(argv: Sequence[str]) -> int:
+def _run(argv: Sequence[str], ranks: Ranks) -> int:
+    command = ranks.decided(lambda: _prepare(argv))
+    if command.dry_run:
+        return 0
+    from vipfast.trainer import Trainer
+
+    return Trainer(command.config, resume=command.resume).run()
+
+
+def _prepare(argv: Sequence[str]) -> Command:
+    """Settle the options and print them; a dry run ends here."""
     command = parse(argv)
-    config, lines = resolve(command.config, ask_torch=not command.dry_run)
+    config, lines = resolve(command.config, ask_torch=not command.dry_run, gpu_bytes=command.gpu_bytes)
     if not command.resume:
         run_folder.check_fresh(config.output_dir)
+    if not (lines or command.resume or command.dry_run):  # every option came resolved, from another run's config.yaml
+        lines = backend_notes(config)
     print(*command.notes, *lines, sep="\n", flush=True)
     if command.dry_run:
         from vipfast import dry_run
 
-        dry_run.show(config)
-        return 0
-    from vipfast.trainer import Trainer
+        dry_run.show(config, command.gpu_bytes)
+    return dataclasses.replace(command, config=config)
 
-    return Trainer(config, resume=command.resume).run()
+
+def _tell(message: str, ranks: Ranks) -> None:
+    if ranks.first_to_say(message):
+        print(message, file=sys.stderr)
 
 
 @contextmanager
@@ -116,6 +138,20 @@ def _flags(argv: Sequence[str], defaults: dict) -> _Flags:
 
     # Flags such as --resume stand alone; their --no-resume twins would only lengthen the help.
     return tyro.cli(_Flags, args=argv, default=_Flags(**defaults), prog="train.py", config=(tyro.conf.FlagCreatePairsOff,))
+
+
+def _planned_gpu(flags: _Flags) -> float | None:
+    """Bytes of the GPU that --gpu-memory-gb names."""
+    size = flags.gpu_memory_gb
+    if size is None:
+        return None
+    if not flags.dry_run:
+        raise UsageError(f"--gpu-memory-gb {size:g}: a run asks its GPU; use it with --dry-run, or leave it out")
+    if flags.device == "cpu":
+        raise UsageError(f"--gpu-memory-gb {size:g}: --device cpu plans for no GPU; leave one of both out")
+    if not 0 < size <= 1e6:
+        raise UsageError(f"--gpu-memory-gb {size:g}: must lie in (0, 1e+06]")
+    return size * 1e9
 
 
 def _config(flags: _Flags) -> Config:

@@ -38,8 +38,29 @@ class Config:
     """Where the policy trains and samples; cuda if there is one, unless given."""
     threads: int | None = None
     """CPU threads of torch; chosen from the free cores unless given, and stored, since it moves float sums."""
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"
+    """With torchrun: every process keeps the whole model (ddp) or a shard of it (fsdp); auto shards what would fill more than
+    half of a GPU with weights, gradients and optimizer state."""
+    dist_timeout: int = 1800
+    """With torchrun: seconds without an answer from another process after which the run gives up."""
     seed: int = 0
     """Names every random stream of the run."""
+
+    engine: Literal["auto", "transformers", "vllm"] = "auto"
+    """What samples rollouts: vllm (in this process), transformers, or auto: vllm on CUDA where it is installed."""
+    vllm_memory: float | None = None
+    """Fraction of the whole GPU's memory that vLLM takes while awake: weights, activations, keys and values; what training
+    leaves and the rollouts can use unless given."""
+    tensor_parallel_size: int = 1
+    """GPUs over which vLLM splits the model; their ranks sample the same rollouts together."""
+    sleep_level: Literal[0, 1, 2] = 2
+    """What vLLM gives back during the update: nothing (0), keys and values with the weights moved to host memory (1) or with
+    the weights dropped (2), which the next sync brings anew either way."""
+    engine_seeds: Literal["rollout", "engine"] = "rollout"
+    """How vLLM draws: rollout seeds each one by its own, so its text is the same in whatever rounds it was asked for; engine
+    seeds a whole round at once, which is faster."""
+    sync_bucket_mb: int = 1024
+    """Megabytes of weights that are merged or gathered at a time for vLLM; a single larger weight is taken whole."""
 
     allocator: Literal["uniform", "vip", "vigor"] = "vigor"
     """How a step's rollout budget is spent over its prompts."""
@@ -71,6 +92,9 @@ class Config:
     score: Literal["variance", "posterior"] = "variance"
     """What VIGOR ranks by: variance of the rewards so far, or E[p(1-p)] under their Beta posterior; with 0/1 rewards, all
     scored, both rank alike."""
+    round_mode: Literal["barrier", "early", "streaming"] = "barrier"
+    """Whether VIGOR's rounds wait for their slowest rollout: barrier (as published), early (the same allocation, but a prompt
+    goes on as soon as nothing pending can change that) or streaming (a variant of the rule: the cut is a running quantile)."""
     update_on: Literal["all", "final"] = "all"
     """Whether VIGOR's update uses every drawn rollout or only prompts that survived to the last round."""
     correction: Literal["none", "lagged", "fresh"] = "none"
@@ -118,6 +142,10 @@ class Config:
     """Steps over which the learning rate rises linearly from 0."""
     weight_decay: float = 0.0
     """AdamW's decoupled weight decay."""
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    """AdamW with its two moments as the master weights are (8 bytes a parameter), or in 8 bits (2 bytes; bitsandbytes)."""
+    offload_optimizer: bool = False
+    """Keep AdamW's moments in main memory: the same numbers for 8 bytes a parameter less on the GPU, and slower steps."""
     max_grad_norm: float = 1.0
     """The gradient is clipped to this norm once, after accumulation."""
     micro_batch_tokens: int = 8192
@@ -175,6 +203,17 @@ class Config:
             raise UsageError(
                 f"--budget-unit tokens: --allocator {self.allocator} plans in rollouts; use --allocator vip, or leave it out"
             )
+        if self.optimizer == "adamw8bit" and self.dtype == "float64":
+            raise UsageError("--optimizer adamw8bit: its weights are float32, not --dtype float64; use --optimizer adamw")
+        if self.optimizer == "adamw8bit" and self.offload_optimizer:
+            raise UsageError(
+                "--offload-optimizer: moves --optimizer adamw's moments, and adamw8bit's stay on the GPU; leave one out"
+            )
+        if self.round_mode != "barrier" and self.allocator != "vigor":
+            raise UsageError(
+                f"--round-mode {self.round_mode}: --allocator {self.allocator} has a single round; use --allocator vigor, or "
+                "leave it out"
+            )
         if self.allocator == "vigor" and self.correction == "lagged":
             self._check_lagged()
         if abs(self.budget - self.prompts_per_step * self.rollouts_per_prompt) > 1e-6:
@@ -203,6 +242,7 @@ class Config:
 
 CHANGEABLE_ON_RESUME = frozenset(
     {"steps", "eval_every", "checkpoint_every", "keep", "threads", "trackers", "output_dir", "sample_rollouts"}
+    | {"parallel", "dist_timeout", "offload_optimizer", "vllm_memory"}
 )
 """Options a resumed run may change; any other difference is refused by name."""
 
@@ -213,7 +253,11 @@ _RANGES = (
     ("heldout_prompts", 0, 10**7),
     ("lora_rank", 0, 4096),
     ("threads", 1, 4096),
+    ("dist_timeout", 1, 10**7),
     ("seed", 0, 2**63 - 1),
+    ("vllm_memory", 0.01, 1),
+    ("tensor_parallel_size", 1, 1024),
+    ("sync_bucket_mb", 1, 10**7),
     ("prompts_per_step", 1, 10**6),
     ("rollouts_per_prompt", 1e-6, 4096),
     ("min_rollouts", 0, 4096),

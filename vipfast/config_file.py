@@ -55,7 +55,7 @@ def read_yaml(path: str | Path) -> dict:
         raise UsageError(f"{path}: must be a mapping of options such as 'steps: 60', got a {type(content).__name__}")
     values = {}
     for key, value in content.items():
-        if key not in HINTS:
+        if key not in HINTS or isinstance(value, dict):
             raise UsageError(f"{path}: {_unknown(key, value)}")
         values[key] = _typed(value, HINTS[key])
         try:
@@ -102,7 +102,7 @@ def _unknown(key, value) -> str:
     if isinstance(value, dict):
         known = [name for name in value if name in HINTS]
         moved = f"; move {', '.join(known)} to the top level" if known else ""
-        return f"unknown key {key!r}: options stand at the top level, not in sections{moved}"
+        return f"{'section' if key in HINTS else 'unknown key'} {key!r}: options stand at the top level, not in sections{moved}"
     close = difflib.get_close_matches(str(key).replace("-", "_"), HINTS, n=1)
     remedy = f"did you mean {close[0]!r}?" if close else "see --help for all options (underscores instead of dashes)"
     return f"unknown key {key!r}: {remedy}"

@@ -5,17 +5,22 @@ Sizes come from config.json, prompts from files on this disk; every assumption i
 
 import json
 import sys
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vipfast import memory
+from vipfast import gpu_fit, memory
 from vipfast.allocate import make_allocator
 from vipfast.config import Config
 from vipfast.errors import DataError
-from vipfast.model_facts import ModelFacts, read_facts
-from vipfast.resolve import DATA_SUFFIXES
+from vipfast.model_facts import ModelFacts, known_facts, read_facts
+from vipfast.resolve import DATA_SUFFIXES, total_gpu_bytes
 from vipfast.types import Prompt, PromptBatch, Tally
+
+if TYPE_CHECKING:
+    from vipfast.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,9 @@ class Draw:
     drawn: int
 
 
-def show(config: Config) -> None:
+def show(config: Config, gpu_bytes: float | None = None) -> None:
     """Print the plan of a resolved config: as rich tables on a terminal, as plain lines elsewhere."""
-    tables = plan(config)
+    tables = plan(config, gpu_bytes)
     if sys.stdout.isatty():
         _show_rich(tables)
     else:
@@ -58,15 +63,16 @@ def show(config: Config) -> None:
             _show_plain(table)
 
 
-def plan(config: Config) -> list[Table]:
-    """Prompts, rounds, tokens and memory of a resolved config.
+def plan(config: Config, gpu_bytes: float | None = None) -> list[Table]:
+    """Prompts, rounds, tokens and memory of a resolved config; ``gpu_bytes``: memory of the GPU to plan for, if known.
 
     Raises:
         UsageError: a dataset, model or budget that cannot be used.
     """
     facts, pool = read_facts(config.model), read_pool(config)
     draws = draws_per_round(config)
-    return [_prompts(config, pool), _rounds(config, draws), _tokens(config, pool, draws), _memory(config, pool, facts, draws)]
+    memory_table = _memory(config, pool, facts, draws, gpu_bytes)
+    return [_prompts(config, pool), _rounds(config, draws), _tokens(config, pool, draws), memory_table]
 
 
 def read_pool(config: Config) -> Pool:
@@ -114,7 +120,8 @@ def draws_per_round(config: Config) -> list[Draw]:
         return [Draw(config.prompts_per_step, config.min_rollouts, config.max_rollouts, drawn)]
     none = np.zeros(0, np.int64)
     batch = PromptBatch([Prompt(str(i), "", none) for i in range(config.prompts_per_step)], step=1, seed=config.seed)
-    rounds = make_allocator(config).rounds(batch, config.budget)
+    # Rounds that do not wait draw the same.
+    rounds = make_allocator(replace(config, round_mode="barrier")).rounds(batch, config.budget)
     draws = []
     try:
         counts_B = next(rounds)
@@ -181,34 +188,62 @@ def _tokens(config: Config, pool: Pool, draws: list[Draw]) -> Table:
     return Table("tokens", ("", "per step", "per run"), rows, notes)
 
 
-def _memory(config: Config, pool: Pool, facts: ModelFacts, draws: list[Draw]) -> Table:
-    # Rounds wait for one another, so only one round's rollouts are decoded at a time.
-    at_once = {"generate": max(draw.drawn for draw in draws), "evaluate": rows_of_evaluation(config, pool)}
-    phases = memory.estimate(config, facts, pool.prompt_tokens, at_once)
-    always = sum(phases["always"].values())
+def _memory(config: Config, pool: Pool, facts: ModelFacts, draws: list[Draw], gpu_bytes: float | None) -> Table:
+    shards = gpu_fit.choose_shards(config, facts, gpu_bytes) if config.device == "cuda" else 1
+    at_once, unit = rows_at_once(config, pool, draws), "round" if config.round_mode == "barrier" else "step"
+    phases = memory.estimate(config, facts, pool.prompt_tokens, at_once, shards, gpu_bytes)
     rows = []
-    for phase, parts in phases.items():
-        rows += [(phase, part, _size(size)) for part, size in parts.items()]
-        total = sum(parts.values()) + (always if phase != "always" else 0)
-        rows.append((phase, "= in all" if phase == "always" else "= in all, with what is always there", _size(total)))
+    for (phase, parts), total in zip(phases.items(), memory.totals(phases).values()):
+        rows += [(phase, part, memory.size(num_bytes)) for part, num_bytes in parts.items()]
+        label = "= in all" if phase in ("always", "load") else "= in all, with what is always there"
+        rows.append((phase, label, memory.size(total)))
     recomputed = "layers' inputs and one layer computed again" if config.gradient_checkpointing else "without checkpointing"
     trained = f"{facts.lora_parameters(config.lora_rank):,} in adapters trained" if config.lora_rank else "all trained"
+    vllm = memory.samples_with_vllm(config)
     notes = [
         f"{facts.num_parameters:,} parameters, {trained} ({facts.source})",
-        f"{config.dtype} on {config.device}; sampler and learner share the weights",
-        f"all rollouts at full length: {at_once['generate']:,} of a round at once, {at_once['evaluate']:,} of an evaluation",
+        f"{config.dtype} on {config.device}; "
+        + ("vLLM keeps a copy of the weights while it is awake" if vllm else "sampler and learner share the weights"),
+        f"all rollouts at full length: {at_once['generate']:,} of a {unit} at once, {at_once['evaluate']:,} of an evaluation",
         f"activations of {config.micro_batch_tokens:,} tokens, {recomputed}; attention scores not kept",
         "besides: Python, torch and transformers themselves, about 0.4 GB of main memory",
     ]
+    if shards > 1:
+        notes.append(f"of one of {shards} GPUs that share weights, gradients and Adam state")
+    if config.offload_optimizer:
+        offloaded = memory.size(memory.offloaded_bytes(config, facts))
+        notes.append(f"Adam state of {offloaded} in main memory; every optimizer step moves it to the GPU and back")
+    if gpu_bytes is not None:
+        notes.append(gpu_fit.verdict(config, phases, gpu_bytes))
+    elif config.device == "cuda":
+        notes.append(
+            "whether that fits: name the GPU's size with --gpu-memory-gb; a run asks its own GPU before it loads anything"
+        )
     return Table("memory", ("phase", "part", "estimate"), rows, notes)
+
+
+def expected_memory(config: Config, task: "Task") -> dict[str, float]:
+    """Bytes by phase that a run should take (see ``memory.estimate``); {} for a model whose sizes are not known."""
+    facts = known_facts(config.model)
+    if facts is None:
+        return {}
+    gpu_bytes = total_gpu_bytes() if config.device == "cuda" else None
+    shards = gpu_fit.choose_shards(config, facts, gpu_bytes)
+    pool = Pool(len(task.train), len(task.heldout), _mean([len(prompt.tokens) for prompt in task.train]), "")
+    with warnings.catch_warnings():  # on the allocator's options, told when the run's own was made
+        warnings.simplefilter("ignore", UserWarning)
+        at_once = rows_at_once(config, pool, draws_per_round(config))
+    return memory.totals(memory.estimate(config, facts, pool.prompt_tokens, at_once, shards, gpu_bytes))
+
+
+def rows_at_once(config: Config, pool: Pool, draws: list[Draw]) -> dict[str, int]:
+    """Rollouts decoded at once, by phase: where rounds wait for one another, only one round's are."""
+    drawn = max(draw.drawn for draw in draws) if config.round_mode == "barrier" else config.budget
+    return {"generate": drawn, "evaluate": rows_of_evaluation(config, pool)}
 
 
 def _mean(lengths: list[int]) -> float:
     return sum(lengths) / max(len(lengths), 1)
-
-
-def _size(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.2f} MB"
 
 
 def _show_plain(table: Table) -> None:

@@ -27,3 +27,7 @@ class SyncError(RuntimeError):
 
 class NonFiniteError(RuntimeError):
     """Too many steps in a row produced a non-finite loss or gradient (DESIGN invariant 10)."""
+
+
+class RankError(RuntimeError):
+    """Another process of the run is gone or does not answer."""

@@ -3,12 +3,14 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import comb
 
 import numpy as np
 
 from vipfast import streams
 from vipfast.engine.base import Engine
+from vipfast.placement import HERE, Placement
 from vipfast.rewards.grader import Grader
 from vipfast.rollout import sample_uniformly
 from vipfast.types import Prompt
@@ -29,6 +31,7 @@ def evaluate(
     extract: Callable[[str], str | None] | None = None,
     threshold: float = 1.0,
     rows_at_once: int = 4096,
+    placement: Placement = HERE,
 ) -> dict[str, float | None]:
     """Sample k completions per prompt and score them.
 
@@ -39,12 +42,39 @@ def evaluate(
         extract: completion -> extracted answer (None = none found), for maj@k; None where the task has no such thing.
         threshold: a reward this high counts as right.
         rows_at_once: most rollouts in flight, so that evaluation needs no more memory than a training step.
+        placement: each home samples and grades every so-many-th prompt; all ranks get the scores of all.
 
     Returns:
         eval/mean@k (share of right samples), eval/pass@k, eval/maj@k (share of prompts whose most frequent answer is right;
         a tie goes to the answer sampled first), each in [0, 1] or None, and time/eval_s. An unscored sample is not right.
     """
     start = time.perf_counter()
+    num_homes = placement.num_homes
+    own = prompts[placement.home :: num_homes]
+    parts = placement.ranks.together(partial(_judged, own, engine, grader, k, extract, threshold, rows_at_once))
+    right_BK = np.empty((len(prompts), k), bool)
+    votes_B = np.empty(len(prompts), bool)
+    for home, (right, votes) in enumerate(parts[:: placement.tensor_parallel]):
+        right_BK[home::num_homes], votes_B[home::num_homes] = right, votes
+    scores = {f"eval/{name}@{k}": None for name in ("mean", "pass", "maj")}
+    if len(prompts):
+        scores[f"eval/mean@{k}"] = float(right_BK.mean())
+        scores[f"eval/pass@{k}"] = float(np.mean([pass_at_k(k, int(num), k) for num in right_BK.sum(1)]))
+        if extract is not None:
+            scores[f"eval/maj@{k}"] = float(votes_B.mean())
+    return {**scores, "time/eval_s": time.perf_counter() - start}
+
+
+def _judged(
+    prompts: Sequence[Prompt],
+    engine: Engine,
+    grader: Grader,
+    k: int,
+    extract: Callable[[str], str | None] | None,
+    threshold: float,
+    rows_at_once: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which samples are right, bool [B, k], and for which prompts the majority is, bool [B] (False without ``extract``)."""
     rows = []
     at_once = max(1, rows_at_once // k)
     for first in range(0, len(prompts), at_once):
@@ -52,16 +82,11 @@ def evaluate(
         rows += [part[name] for name in sorted(part)]
         engine.reset()
     right_BK = np.array([reward >= threshold for _, reward in rows], bool).reshape(-1, k)
-    scores = {f"eval/{name}@{k}": None for name in ("mean", "pass", "maj")}
-    if len(prompts):
-        scores[f"eval/mean@{k}"] = float(right_BK.mean())
-        scores[f"eval/pass@{k}"] = float(np.mean([pass_at_k(k, int(num), k) for num in right_BK.sum(1)]))
-        if extract is not None:
-            texts = grader.decode([row for row, _ in rows])
-            answers = [extract(text) for text in texts]
-            votes = [_majority_right(answers[b * k : (b + 1) * k], right_BK[b]) for b in range(len(prompts))]
-            scores[f"eval/maj@{k}"] = float(np.mean(votes))
-    return {**scores, "time/eval_s": time.perf_counter() - start}
+    votes_B = np.zeros(len(prompts), bool)
+    if extract is not None and rows:
+        answers = [extract(text) for text in grader.decode([row for row, _ in rows])]
+        votes_B[:] = [_majority_right(answers[b * k : (b + 1) * k], right_BK[b]) for b in range(len(prompts))]
+    return right_BK, votes_B
 
 
 def _majority_right(answers: list[str | None], right_K: np.ndarray) -> bool:

@@ -1,70 +1,206 @@
-"""How much memory a run should take, from its options and the model's sizes alone; ``--dry-run`` prints it."""
+"""How much memory a run should take, from its options and the model's sizes alone; ``--dry-run`` and the first step tell it."""
+
+import dataclasses
 
 from vipfast.config import Config
-from vipfast.learn.pack import choose_packing
+from vipfast.engine import choose_engine
 from vipfast.model_facts import ModelFacts
 
 HEAD_CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 1_250_000_000}
 """Logits the loss head holds at once (kernels/logit_rows.py, which needs torch, has the same numbers)."""
 
+VLLM_WORKSPACE_BYTES = 4_000_000_000
+"""vLLM's activations, logits and CUDA graphs, assumed; it measures them as it starts and gives the rest to keys and values."""
 
-def estimate(config: Config, facts: ModelFacts, prompt_tokens: float, rows: dict[str, int]) -> dict[str, dict[str, float]]:
-    """Bytes by phase and part.
+VLLM_CPU_CACHE_BYTES = 2**30
+"""vLLM's keys and values on a CPU, a fixed number there."""
+
+
+def samples_with_vllm(config: Config) -> bool:
+    """Whether vLLM generates, of a config whose device is known."""
+    return config.engine == "vllm" or config.engine == "auto" and choose_engine(config, config.device)[0] == "vllm"
+
+
+def training_state(config: Config, facts: ModelFacts, shards: int = 1) -> dict[str, float]:
+    """Bytes of one GPU that an optimizer step holds whatever the batch: master weights, gradients, Adam's moments, reference.
+
+    Args:
+        shards: GPUs over which each of them is split (FSDP); 1: every GPU has all.
+
+    Returns:
+        part -> bytes.
+    """
+    master, _ = _widths(config)
+    lora = facts.lora_parameters(config.lora_rank)
+    trained = lora if config.lora_rank else facts.num_parameters
+    parts = {
+        f"weights ({'float64' if master == 8 else 'float32'})": master * (facts.num_parameters + lora),
+        "gradients": master * trained,
+        **({"reference model": master * facts.num_parameters} if config.beta else {}),
+        **adam_state(config, trained, master),
+    }
+    parts = {name: num_bytes / shards for name, num_bytes in parts.items()}
+    if shards > 1 and not samples_with_vllm(config):  # ranks that sample from shards would have to decode in step
+        parts["whole copy to sample from"] = master * facts.num_parameters
+    return parts
+
+
+def adam_state(config: Config, trained: int, master: int) -> dict[str, float]:
+    """Bytes of AdamW's moments where the model trains: none if they rest in main memory; 8 bits have a scale a block of 256."""
+    if config.offload_optimizer:
+        return {}
+    if config.optimizer == "adamw8bit":
+        return {"Adam state (8 bits)": 2 * trained * (1 + 4 / 256)}
+    return {"Adam state": 2 * master * trained}
+
+
+def offloaded_bytes(config: Config, facts: ModelFacts) -> float:
+    """Main memory for moments that are kept there, of one process that trains the whole model."""
+    plain = dataclasses.replace(config, offload_optimizer=False)
+    return training_state(plain, facts)["Adam state"] if config.offload_optimizer else 0
+
+
+def awake_state(config: Config, facts: ModelFacts, shards: int = 1) -> dict[str, float]:
+    """Bytes of ``training_state`` that are there while vLLM is awake: all but gradients, unless it never sleeps."""
+    if samples_with_vllm(config) and config.sleep_level == 0:
+        return training_state(config, facts, shards)
+    return {name: part for name, part in training_state(config, facts, shards).items() if name != "gradients"}
+
+
+def estimate(
+    config: Config,
+    facts: ModelFacts,
+    prompt_tokens: float,
+    rows: dict[str, int],
+    shards: int = 1,
+    gpu_bytes: float | None = None,
+) -> dict[str, dict[str, float]]:
+    """Bytes by phase and part, of one GPU or of the process on a CPU.
 
     Args:
         prompt_tokens: mean tokens of a prompt.
         rows: rollouts decoded at once, by phase name ("generate", "evaluate").
+        shards: GPUs over which the training state is split (FSDP).
+        gpu_bytes: memory of the whole GPU where it is known; vLLM then takes its fraction of it.
 
     Returns:
-        phase -> part -> bytes. "always" is there in every phase.
+        phase -> part -> bytes. "always" is there in every phase but "load", which comes before the first optimizer step.
+        "logprob" is there only if log-probs are computed before the update.
     """
-    master = 8 if config.dtype == "float64" else 4
-    compute = 2 if config.dtype == "bfloat16" else master
-    lora = facts.lora_parameters(config.lora_rank)
-    trained = lora if config.lora_rank else facts.num_parameters
-    always = {f"weights ({'float64' if master == 8 else 'float32'})": master * (facts.num_parameters + lora)}
-    if config.dtype == "bfloat16":
-        always["bfloat16 copies of the weights"] = 2 * facts.num_parameters
-    if config.beta:
-        always["reference model"] = master * facts.num_parameters
-    always["Adam state"] = 2 * master * trained
-    phases = {"always": always}
-    kv_token = 2 * facts.num_layers * facts.num_kv_heads * facts.head_dim * compute
-    for phase, count in rows.items():
-        cache = count * (prompt_tokens + config.max_new_tokens) * kv_token
-        phases[phase] = {"KV cache": cache, "logits of one position": count * facts.vocab * compute}
+    from vipfast.learn.pack import choose_packing  # imports NumPy, and --help comes through here
+
+    master, compute = _widths(config)
+    vllm = samples_with_vllm(config)
+    state = training_state(config, facts, shards)
+    always = {name: part for name, part in state.items() if name != "gradients"}
+    phases = {"always": always, "load": {name: part for name, part in always.items() if not name.startswith("Adam")}}
+    copies = {"bfloat16 copies of the weights": 2 * facts.num_parameters} if config.dtype == "bfloat16" else {}
+    if not vllm:  # the sampler computes as the learner does, and keeps them
+        always |= copies
+        copies = {}
+    if shards > 1:
+        copies = {"weights of two layers and the head, gathered": master * facts.gathered_parameters, **copies}
+
+    decoding = {phase: _decoding(config, facts, prompt_tokens, count, vllm, gpu_bytes) for phase, count in rows.items()}
+    if vllm:
+        phases["load"] |= next(iter(decoding.values()), {})
+    phases |= {"generate": decoding["generate"]} if "generate" in rows else {}
+    head = _head(config, facts, master, compute)
+    if config.beta or config.updates_per_step * config.epochs > 1:
+        layer = config.micro_batch_tokens * _layer(config, facts, master, compute)
+        phases["logprob"] = {"activations of one layer": layer, **_logits(config, facts, compute), **copies}
     phases["update"] = {
-        "gradients": master * trained,
+        "gradients": state["gradients"],
         "activations": config.micro_batch_tokens * _activations(config, facts, master, compute),
-        **_head(config, facts, master, compute),
+        **head,
+        **copies,
     }
     packing = choose_packing(config.packing, config.device, config.dtype)
     if packing.kind == "varlen" and packing.attention is None:
         # as booleans, and once more in the dtype that attention adds to its scores
         phases["update"]["mask of a packed row"] = config.micro_batch_tokens**2 * (1 + compute)
-    return phases
+    if vllm and config.sleep_level == 0:
+        phases["update"] |= decoding.get("generate", {})
+    weights = vllm_weights(config, facts)
+    phases["sync"] = (
+        {"vLLM's weights": weights, "a bucket of weights": min(config.sync_bucket_mb * 10**6, weights)} if vllm else {}
+    )
+    return phases | ({"evaluate": decoding["evaluate"]} if "evaluate" in rows else {})
 
 
-def _activations(config: Config, facts: ModelFacts, master: int, compute: int) -> int:
-    """Bytes kept of a token for the backward pass. The residual stream and the rotary embedding stay in the master dtype."""
+def totals(phases: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Bytes of each phase of an ``estimate``, with what is always there."""
+    always = sum(phases["always"].values())
+    return {phase: sum(parts.values()) + (0 if phase in ("always", "load") else always) for phase, parts in phases.items()}
+
+
+def vllm_weights(config: Config, facts: ModelFacts) -> float:
+    """Bytes of vLLM's own copy of the weights, in the compute dtype."""
+    return _widths(config)[1] * facts.num_parameters / config.tensor_parallel_size
+
+
+def kv_bytes(config: Config, facts: ModelFacts) -> int:
+    """Keys and values of one token in the compute dtype."""
+    return 2 * facts.num_layers * facts.num_kv_heads * facts.head_dim * _widths(config)[1]
+
+
+def size(num_bytes: float) -> str:
+    """In GB from 0.1 on, in MB below."""
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.2f} MB"
+
+
+def _widths(config: Config) -> tuple[int, int]:
+    """Bytes of a number in the master and in the compute dtype."""
+    master = 8 if config.dtype == "float64" else 4
+    return master, 2 if config.dtype == "bfloat16" else master
+
+
+def _decoding(
+    config: Config, facts: ModelFacts, prompt_tokens: float, count: int, vllm: bool, gpu_bytes: float | None
+) -> dict[str, float]:
+    compute = _widths(config)[1]
+    cache = count * (prompt_tokens + config.max_new_tokens) * kv_bytes(config, facts)
+    if not vllm:
+        return {"KV cache": cache, "logits of one position": count * facts.vocab * compute}
+    if config.device == "cpu":
+        return {"vLLM's weights": vllm_weights(config, facts), "KV cache": VLLM_CPU_CACHE_BYTES}
+    if gpu_bytes is not None and config.vllm_memory is not None:
+        return {"vLLM": config.vllm_memory * gpu_bytes}
+    return {
+        "vLLM's weights": vllm_weights(config, facts),
+        "vLLM's activations": VLLM_WORKSPACE_BYTES,
+        "KV cache": cache / config.tensor_parallel_size,
+    }
+
+
+def _layer(config: Config, facts: ModelFacts, master: int, compute: int) -> int:
+    """Bytes of a token inside one layer. The residual stream and the rotary embedding stay in the master dtype."""
     q, kv = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
     # Inputs and insides of two norms, what they feed; q k v and attention's output; the MLP's inner vectors.
     layer = 4 * facts.hidden * master + (2 * facts.hidden + 2 * q + 2 * kv + 4 * facts.intermediate) * compute
-    layer += (q + kv) * master if compute < master else 0
+    return layer + ((q + kv) * master if compute < master else 0)
+
+
+def _activations(config: Config, facts: ModelFacts, master: int, compute: int) -> int:
+    """Bytes kept of a token for the backward pass."""
+    layer = _layer(config, facts, master, compute)
     # One layer at a time is computed again, from its input.
     return facts.num_layers * facts.hidden * master + layer if config.gradient_checkpointing else facts.num_layers * layer
 
 
-def _head(config: Config, facts: ModelFacts, master: int, compute: int) -> dict[str, float]:
+def _logits(config: Config, facts: ModelFacts, compute: int) -> dict[str, float]:
     triton = config.device == "cuda" and config.kernels != "off"
     logits = config.micro_batch_tokens * facts.vocab * (compute if triton else max(4, compute))
     chunk = min(HEAD_CHUNK_BYTES[config.device], logits)
-    name = "a chunk of logits" if triton else "a chunk of logits, and as much twice over to work on it"
-    at_work = {name: chunk if triton else 3 * chunk}
+    return {"a chunk of logits": chunk} if triton else {"a chunk of logits, and as much twice over to work on it": 3 * chunk}
+
+
+def _head(config: Config, facts: ModelFacts, master: int, compute: int) -> dict[str, float]:
+    at_work = _logits(config, facts, compute)
     if config.lora_rank:
         return at_work
     # Summed over the chunks beside the logits; they are gone when the backward pass multiplies it by the upstream gradient.
     gradient = master * facts.hidden * facts.vocab
-    if gradient > at_work[name]:
+    if gradient > sum(at_work.values()):
         at_work = {"the head's gradient once more, multiplied": gradient}
     return {"the head's gradient as it is formed": gradient, **at_work}

@@ -45,6 +45,13 @@ class ModelFacts:
         sides = 2 * (self.hidden + q) + 2 * (self.hidden + kv) + 3 * (self.hidden + self.intermediate)
         return rank * sides * self.num_layers
 
+    @property
+    def gathered_parameters(self) -> int:
+        """Parameters that FSDP holds whole at once: two of the layers, and the embedding and head, which are no layer's."""
+        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        layer = 2 * self.hidden * (q + kv) + 3 * self.hidden * self.intermediate
+        return 2 * layer + max(self.num_parameters - self.num_layers * layer, self.vocab * self.hidden)
+
 
 def model_folder(model: str) -> Path | None:
     """The folder of ``--model`` on this disk: the starter's, a given one, or the hub cache's; None for a hub id not there.
@@ -92,6 +99,14 @@ def read_facts(model: str) -> ModelFacts:
         tied=config.get("tie_word_embeddings", False),
         attention_bias=config.get("attention_bias", config.get("model_type") == "qwen2"),
     )
+
+
+def known_facts(model: str) -> ModelFacts | None:
+    """``read_facts``, or None for a model whose sizes cannot be told without loading it."""
+    try:
+        return read_facts(model)
+    except UsageError:
+        return None
 
 
 def read_config(folder: Path) -> dict:

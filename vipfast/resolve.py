@@ -10,12 +10,16 @@ import os
 import re
 import shutil
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 
-from vipfast import run_folder
+from vipfast import gpu_fit, run_folder
 from vipfast.config import CUSTOM, Config, flag
+from vipfast.distributed import join
+from vipfast.engine import choose_engine
 from vipfast.errors import UsageError
-from vipfast.model_facts import model_folder, read_config
+from vipfast.memory import samples_with_vllm
+from vipfast.model_facts import known_facts, model_folder, read_config
 
 DATA_SUFFIXES = (".jsonl", ".parquet", ".csv")
 LONGEST_PROMPT = 1024
@@ -27,12 +31,13 @@ _ONLY_FOR = {
 }
 
 
-def resolve(config: Config, ask_torch: bool = True) -> tuple[Config, list[str]]:
+def resolve(config: Config, ask_torch: bool = True, gpu_bytes: float | None = None) -> tuple[Config, list[str]]:
     """Check a config as far as that needs no model, and fill in its ``None`` fields.
 
     Args:
         config: options as given; already resolved ones pass unchanged.
         ask_torch: False never imports torch (``--dry-run``): a GPU is then assumed where the nvidia-smi program is.
+        gpu_bytes: memory of the GPU to plan for, where torch is not asked.
 
     Returns:
         The resolved config (fields of another allocator, and field names of the task, may stay None) and one line per choice,
@@ -62,10 +67,21 @@ def resolve(config: Config, ask_torch: bool = True) -> tuple[Config, list[str]]:
     fill("output_dir", run_folder.default_name(config, datetime.now()), "task, allocator, seed, time")
     fill("threads", *free_threads(starter))
     # Last, since asking torch takes seconds and an error above should not.
-    fill("device", *_find_device(config, ask_torch))
+    fill("device", *(("cuda", "--gpu-memory-gb") if gpu_bytes else _find_device(config, ask_torch)))
     device = filled.get("device", config.device)
     fill("dtype", "bfloat16" if device == "cuda" else "float32", f"on {device}")
     resolved = dataclasses.replace(config, **filled)
+    _check_ranks(resolved)
+    _check_optimizer(resolved, ask_torch)
+    if ask_torch:
+        choose_engine(resolved, device)
+    if resolved.device == "cuda":
+        share = _share_of_the_gpu(resolved, total_gpu_bytes() if ask_torch else gpu_bytes, ask_torch)
+    else:
+        share = (gpu_fit.UNKNOWN_SHARE, "a CPU has no such share") if samples_with_vllm(resolved) else None
+    if share is not None:
+        fill("vllm_memory", *share)
+        resolved = dataclasses.replace(config, **filled)
     lines += backend_notes(resolved) if ask_torch else []
     # A config that comes here resolved has had its notes told.
     return resolved, _idle_options(config, device) + lines if filled else []
@@ -111,8 +127,10 @@ def free_threads(starter: bool) -> tuple[int, str]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     allowed = min(cores, _cpu_quota())
     idle = os.cpu_count() - os.getloadavg()[0]
-    free = max(1, math.floor(min(allowed, idle + 0.25)))
+    ranks = join().size
+    free = max(1, math.floor(min(allowed, idle + 0.25) / ranks))
     why = f"{allowed:g} cores allowed, load {os.getloadavg()[0]:.1f} of {os.cpu_count()}"
+    why += f", {ranks} processes" if ranks > 1 else ""
     # The starter's matrices are too small to share among many cores.
     return (min(free, 4), f"{why}, at most 4 for the starter") if starter and free > 4 else (free, why)
 
@@ -161,14 +179,60 @@ def _find_device(config: Config, ask_torch: bool) -> tuple[str, str]:
     return "cpu", "torch sees no GPU"
 
 
+def total_gpu_bytes() -> int:
+    """Memory of the whole GPU this process uses."""
+    import torch
+
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+
+
+def _share_of_the_gpu(config: Config, gpu_bytes: float | None, ask_torch: bool) -> tuple[float, str] | None:
+    """vLLM's share of the GPU and why (None without vLLM), once what is known before loading has been found to fit."""
+    facts = known_facts(config.model)
+    if facts is None or gpu_bytes is None:
+        return (gpu_fit.UNKNOWN_SHARE, "model or GPU are not known yet") if samples_with_vllm(config) else None
+    gpu_fit.check_training(config, facts, gpu_bytes, gpu_fit.max_shards(config))
+    if ask_torch:
+        gpu_fit.check_main_memory(config, facts)
+    if not samples_with_vllm(config):
+        return None
+    shards = gpu_fit.choose_shards(config, facts, gpu_bytes)
+    if config.vllm_memory is not None:
+        gpu_fit.check_share(config, facts, gpu_bytes, shards)
+        return config.vllm_memory, "given"
+    return gpu_fit.vllm_share(config, facts, gpu_bytes, shards)
+
+
+def _check_ranks(config: Config) -> None:
+    if join().size % config.tensor_parallel_size:
+        raise UsageError(
+            f"--tensor-parallel-size {config.tensor_parallel_size}: must divide the number of processes, {join().size}; use "
+            "another size, or another torchrun --nproc-per-node"
+        )
+    if join().size > 1 and config.round_mode != "barrier" and config.correction == "lagged":
+        raise UsageError(
+            f"--correction lagged: its predictor would learn different things on each process with --round-mode "
+            f"{config.round_mode}; use --round-mode barrier, or --correction fresh"
+        )
+
+
+def _check_optimizer(config: Config, ask_torch: bool) -> None:
+    if config.offload_optimizer and config.device == "cpu":
+        raise UsageError("--offload-optimizer: with --device cpu AdamW's moments are in main memory already; leave it out")
+    if config.optimizer == "adamw8bit" and ask_torch and find_spec("bitsandbytes") is None:
+        raise UsageError("--optimizer adamw8bit: needs the bitsandbytes library; pip install 'vipfast[adamw8bit]'")
+
+
 def backend_notes(config: Config) -> list[str]:
-    """What computes the loss of a resolved config and how rollouts pass through the body, with the reasons; nothing where a CPU
-    does as CPUs do.
+    """What samples, what computes the loss and how rollouts pass through the body of a resolved config, with the reasons;
+    nothing where a CPU does as CPUs do.
 
     Raises:
         UsageError: ``--kernels required``, and Triton cannot run.
     """
     lines = []
+    if config.device != "cpu" or config.engine == "vllm":
+        lines.append("engine: {} ({})".format(*choose_engine(config, config.device)))
     if config.device != "cpu" or config.kernels == "required":
         # torch and Triton take seconds to import
         from vipfast.kernels.launch import choose
@@ -198,8 +262,15 @@ def _idle_options(config: Config, device: str) -> list[str]:
         idle |= {"clip_low": why, "clip_high": why}
     if config.task in ("arithmetic", CUSTOM):
         idle |= dict.fromkeys(("task_split", "prompt_field", "answer_field"), f"--task {config.task}")
+    if config.engine != "vllm" and choose_engine(config, device)[0] == "transformers":
+        vllm = ("vllm_memory", "tensor_parallel_size", "sleep_level", "engine_seeds", "sync_bucket_mb")
+        idle |= dict.fromkeys(vllm, "--engine transformers")
+    elif device == "cpu":
+        idle |= dict.fromkeys(("vllm_memory", "sleep_level"), "--device cpu, where vLLM neither sleeps nor shares a GPU")
     if device == "cpu" and config.kernels == "off":
         idle["kernels"] = "--device cpu, where plain torch is the default"
+    if join().size == 1:
+        idle |= dict.fromkeys(("parallel", "dist_timeout"), "a single process (see torchrun)")
     defaults = Config()
     lines = [
         f"note: {flag(name)} {getattr(config, name)} has no effect with {why}"
@@ -215,4 +286,4 @@ def _idle_options(config: Config, device: str) -> list[str]:
 
 def _short(value) -> str:
     """1e-4 rather than 0.0001; everything else as it prints."""
-    return f"{value:.0e}".replace("e-0", "e-") if isinstance(value, float) else str(value)
+    return f"{value:.0e}".replace("e-0", "e-") if isinstance(value, float) and value < 0.01 else str(value)

@@ -3,24 +3,34 @@
 ``Trainer(Config(...), prompts=..., reward=callable).run()`` is what scripts/train.py calls and what a notebook uses.
 """
 
+import copy
 import dataclasses
+import functools
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
 from vipfast import checkpoint, run_folder, streams
 from vipfast.allocate import make_allocator
+from vipfast.allocate.apart import Apart
+from vipfast.allocate.base import Allocator
+from vipfast.allocate.led import Led
 from vipfast.allocate.uniform import Uniform
 from vipfast.config import CUSTOM, Config
 from vipfast.config_file import continued, load_yaml, save_yaml
+from vipfast.distributed import join
+from vipfast.dry_run import expected_memory
+from vipfast.engine import choose_engine, make_engine
 from vipfast.engine.base import Sampling
 from vipfast.engine.sampling import stop_ids
-from vipfast.engine.transformers import TransformersEngine
 from vipfast.errors import CheckpointError, RewardError, SyncError, UsageError
 from vipfast.evaluate import evaluate
 from vipfast.learn.learner import Learner
+from vipfast.learn.sharding import choose_parallel
+from vipfast.placement import Placement
 from vipfast.policy import load_policy, load_reference, load_tokenizer
 from vipfast.resolve import backend_notes, resolve
 from vipfast.rewards.grader import Grader, Reward
@@ -29,9 +39,10 @@ from vipfast.select import EpochSelector
 from vipfast.state import set_rng_state
 from vipfast.stop import StopRequest
 from vipfast.tasks.base import load_task
-from vipfast.telemetry.samples import sample_rows
-from vipfast.telemetry.step import peak_bytes, rollout_metrics
-from vipfast.telemetry.telemetry import Telemetry
+from vipfast.telemetry.peaks import Peaks
+from vipfast.telemetry.samples import gathered_rows
+from vipfast.telemetry.step import rollout_metrics
+from vipfast.telemetry.telemetry import NoTelemetry, Telemetry
 from vipfast.types import PromptBatch, Rollouts
 
 DONE, STOPPED = 0, 3
@@ -40,6 +51,9 @@ DONE, STOPPED = 0, 3
 
 class Trainer:
     """A run: everything that moves, built from a frozen Config.
+
+    Under torchrun every rank builds one and calls ``run``: rank 0 settles the options, decides the counts, writes and shows;
+    each generates, grades and trains its share.
 
     Args:
         config: options; fields left None are decided by the model and the task.
@@ -52,72 +66,89 @@ class Trainer:
     """
 
     def __init__(self, config: Config, *, prompts=None, reward: Reward | None = None, resume: bool = False):
-        self.notes: list[str] = []
+        self.ranks = join()
         if prompts is not None:
             config = dataclasses.replace(config, task=CUSTOM)
-        self.restored: Path | None = None
-        if resume:
-            config = dataclasses.replace(config, output_dir=str(run_folder.resumable(config.output_dir)))
-            self.restored = checkpoint.find(config.output_dir)
-            config, self.notes = continued(load_yaml(Path(config.output_dir) / "config.yaml"), config)
-            if config.steps < checkpoint.step_of(self.restored):
-                raise UsageError(f"--steps {config.steps}: the run is already at step {checkpoint.step_of(self.restored)}")
-        config, chosen = resolve(config)
-        # A resumed run's options have been told; the machine it goes on with may be another.
-        self.config, self.notes = config, self.notes + (chosen or (backend_notes(config) if resume else []))
+        self.config, self.notes, self.restored = self.ranks.decided(lambda: _settled(config, resume))
+        config = self.config
+        self.ranks.connect(config.device, config.dist_timeout)
         torch.set_num_threads(config.threads)
         threadpool_limits(config.threads, user_api="blas")  # the predictor's NumPy; another count would also move its last bits
         self.run_dir = Path(config.output_dir)
-        if not resume:
-            run_folder.check_fresh(self.run_dir)
         self.tokenizer = load_tokenizer(config)
         self.task = load_task(config, self.tokenizer, prompts, reward)
         self.notes += self.task.notes
         self.selector = EpochSelector(self.task.train, config.seed)
-        self.allocator = make_allocator(config, [(prompt.uid, prompt.text) for prompt in self.task.train])
+        self.placement = Placement(self.ranks, config.tensor_parallel_size if self.ranks.size > 1 else 1)
+        texts = [(prompt.uid, prompt.text) for prompt in self.task.train]
+        self.allocator, alone = self._make_allocator(texts), self.ranks.size == 1
         self.grader = Grader(self.task.reward, self.tokenizer, truncated=config.truncated, max_errors=config.max_reward_errors)
+        self.peaks = Peaks(config.device)
         self.model = load_policy(config)
+        if self.restored is not None:
+            checkpoint.load_weights(self.restored, self.model)
+        self.parallel, why = choose_parallel(config, self.ranks.size, self.model)
+        self.notes += [] if alone else [f"parallel: {self.parallel} over {self.ranks.size} processes ({why})"]
         pad_id = self.tokenizer.pad_token_id
         stops = stop_ids(self.tokenizer, self.model.generation_config, config.stop)
         sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, stops, config.seed)
-        autocast = torch.bfloat16 if config.dtype == "bfloat16" else None
-        self.engine = TransformersEngine(self.model, sampling, pad_id, autocast=autocast)
-        self.learner = Learner(self.model, config, pad_id, load_reference(config))
+        # Shards cannot sample: ranks would have to decode in step with one another.
+        apart = self.parallel == "fsdp" and choose_engine(config, config.device)[0] == "transformers"
+        self.engine = make_engine(config, copy.deepcopy(self.model) if apart else self.model, sampling, pad_id)
+        self.learner = Learner(self.model, config, pad_id, load_reference(config), self.ranks, self.parallel)
+        self.peaks.mark("load")
         self.step, self.totals = 0, {"budget/rollouts_cum": 0, "budget/tokens_cum": 0}
         self.best: float | None = None
         self.stop = StopRequest()
         self.saved: int | None = None  # step of the last save
         self.warned = False  # of a step without any score
-        checkpoint.check_disk(self.run_dir, checkpoint.run_bytes(self.model, config.keep))
+        num_bytes = checkpoint.run_bytes(self.model, config.keep)
+        self.ranks.decided(lambda: checkpoint.check_disk(self.run_dir, num_bytes))
         self.checkpoint_s = 0.0  # of a save since the last line
+
+    def _make_allocator(self, texts: list[tuple[str, str]]) -> Allocator:
+        make = functools.partial(make_allocator, self.config, texts)
+        if self.ranks.size == 1:
+            return make()
+        return Led(make, self.ranks) if self.config.round_mode == "barrier" else Apart(make, self.placement)
 
     def run(self) -> int:
         """Train until ``config.steps``; returns DONE or STOPPED. What it leaves behind is described in the README."""
         config = self.config
-        if self.restored is None:
-            run_folder.claim(self.run_dir)
-        save_yaml(config, self.run_dir / "config.yaml")
-        if self.restored is not None:
-            step = checkpoint.step_of(self.restored)
-            checkpoint.trim_run(self.run_dir, step)
-            if step == 0:  # this checkpoint comes before the first evaluation, whose line is then written anew
-                (self.run_dir / "metrics.jsonl").unlink(missing_ok=True)
-        with Telemetry(self.run_dir, config, config.steps) as self.telemetry, self.stop:
+        self.telemetry = NoTelemetry()
+        self.ranks.decided(self._open_folder)
+        with self.ranks.losses_named(), self.telemetry, self.stop:
             for note in self.notes:
                 self.telemetry.say(note)
             self._start_or_restore()
-            while self.step < config.steps and self.stop.name is None:
+            while self.step < config.steps and (stopped := self._stop_asked()) is None:
                 self._guarded_step()
             self._save()
             go_on = f"python scripts/train.py --resume --output-dir {self.run_dir}"
             if config.task == CUSTOM:
                 go_on = f"Trainer(Config(output_dir={str(self.run_dir)!r}, …), prompts=…, reward=…, resume=True).run()"
             if self.step < config.steps:
-                self.telemetry.close({"stopped": f"{self.stop.name} after step {self.step}; all is saved", "continue": go_on})
+                self.telemetry.close({"stopped": f"{stopped} after step {self.step}; all is saved", "continue": go_on})
                 return STOPPED
-            checkpoint.export(self.model, self.tokenizer, self.run_dir / "final")
+            self._export("final")
             self.telemetry.close({"continue": go_on + ("" if config.task == CUSTOM else f" --steps {2 * config.steps}")})
         return DONE
+
+    def _open_folder(self) -> None:
+        """Take the run's folder, or cut its records back to the checkpoint; rank 0 alone writes there."""
+        if self.restored is None:
+            run_folder.claim(self.run_dir)
+        save_yaml(self.config, self.run_dir / "config.yaml")
+        if self.restored is not None:
+            step = checkpoint.step_of(self.restored)
+            checkpoint.trim_run(self.run_dir, step)
+            if step == 0:  # this checkpoint comes before the first evaluation, whose line is then written anew
+                (self.run_dir / "metrics.jsonl").unlink(missing_ok=True)
+        self.telemetry = Telemetry(self.run_dir, self.config, self.config.steps)
+
+    def _stop_asked(self) -> str | None:
+        """The signal that asked any of the ranks to stop."""
+        return next(filter(None, self.ranks.gather(self.stop.name)), None)
 
     def train_step(self, step: int) -> tuple[dict, Rollouts]:
         """One step: prompts -> rollouts -> update -> learn -> sync. Returns its metrics and rollouts."""
@@ -126,21 +157,26 @@ class Trainer:
         self.engine.wake()
         batch = PromptBatch(self.selector.next(config.prompts_per_step), step, config.seed, self.selector.next)
         rollouts, tally, seconds = collect(
-            self.allocator, batch, config.budget, self.engine, self.grader, threshold=config.success_threshold
-        )
+            self.allocator, batch, config.budget, self.engine, self.grader,
+            threshold=config.success_threshold, placement=self.placement,
+        )  # fmt: skip
         if config.device == "cuda":  # the update needs the memory; a CPU keeps the store for the next step
             self.engine.sleep()
-        metrics = {**rollout_metrics(rollouts, tally), **rollouts.plan.note, **seconds, "reward/errors": self.grader.num_errors}
-        metrics |= self.learner.update(rollouts, step - 1)
+        self.peaks.mark("generate")
+        metrics = {**rollout_metrics(rollouts, tally), **rollouts.plan.note, **seconds}
+        metrics["reward/errors"] = sum(self.ranks.gather(self.grader.num_errors))
+        metrics |= self.learner.update(rollouts, step - 1, self.peaks.mark)
 
         clock = time.perf_counter()
         metrics |= self.allocator.learn(tally)
         self.selector.learn(tally)
+        self.placement.learn(tally)
         metrics["time/allocate_s"] += time.perf_counter() - clock
 
         clock = time.perf_counter()
         self.engine.sync(self.learner.weights())
         metrics["time/sync_s"] = time.perf_counter() - clock
+        self.peaks.mark("sync")
 
         metrics["speed/tokens_per_s"] = metrics["budget/tokens"] / max(metrics["time/generate_s"], 1e-9)
         metrics["time/step_s"] = time.perf_counter() - start
@@ -163,12 +199,15 @@ class Trainer:
             metrics |= self._evaluate()
         # The line comes before the checkpoint: a checkpoint at step N promises that every line up to N is on disk.
         self._log(metrics, rollouts)
+        if not self.peaks.told:
+            self.telemetry.say(self.peaks.table(step, expected_memory(config, self.task)))
         if config.checkpoint_every and step % config.checkpoint_every == 0:
             self._save()
 
     def _start_or_restore(self) -> None:
         if self.restored is not None:
             self._restore(self.restored)
+        self.engine.sync(self.learner.weights())
         self._check_sync()
         if self.step == 0:
             self._save()
@@ -178,7 +217,9 @@ class Trainer:
         """Invariant 9 on fresh tokens, before any weight moves: what the engine samples is what the learner scores."""
         batch = PromptBatch(self.task.train[:32], self.step, self.config.seed)
         ungraded = Grader(lambda completions, answers, metadata: [None] * len(completions), self.tokenizer)
-        rollouts, _, _ = collect(Uniform(), batch, 2 * len(batch), self.engine, ungraded, stream=streams.EVAL)
+        rollouts, _, _ = collect(
+            Uniform(), batch, 2 * len(batch), self.engine, ungraded, stream=streams.EVAL, placement=self.placement
+        )
         self.learner.check_sync(self.learner.sync_gap(rollouts))
         self.engine.reset()
 
@@ -191,28 +232,40 @@ class Trainer:
             config.eval_samples,
             extract=self.task.extract,
             threshold=config.success_threshold,
-            rows_at_once=max(config.budget, config.eval_samples),
+            rows_at_once=max(config.budget // self.placement.num_homes, config.eval_samples),
+            placement=self.placement,
         )
+        self.peaks.mark("evaluate")
         mean = scores[f"eval/mean@{config.eval_samples}"]
         if mean is not None and (self.best is None or mean > self.best):
             self.best = mean
-            checkpoint.export(self.model, self.tokenizer, self.run_dir / "best")
+            self._export("best")
         return scores
 
     def _log(self, metrics: dict, rollouts: Rollouts | None = None) -> None:
+        together = "" if self.ranks.size == 1 else f" × {self.ranks.size} {self.parallel}"
         common = {
             "allocator": self.allocator.name,
-            "backend": f"{self.engine.name}+{self.learner.backend} on {self.config.device}",
-            "memory/peak_bytes": peak_bytes(self.config.device),
+            "backend": f"{self.engine.name}+{self.learner.backend} on {self.config.device}{together}",
+            "memory/peak_bytes": max(self.ranks.gather(self.peaks.highest())),
             "time/checkpoint_s": self.checkpoint_s,
         }
         self.checkpoint_s = 0.0
         counts_B, sample = None, None
         if rollouts is not None:
             counts_B, num = rollouts.counts_B, self.config.sample_rollouts
-            sample = sample_rows(rollouts, self.tokenizer.decode, num, self.config.seed, self.step) if num else None
+            if num:
+                sample = gathered_rows(rollouts, self.tokenizer.decode, num, self.config.seed, self.step, self.ranks)
+        self.ranks.decided(lambda: self._write_line({**common, **metrics, **self.totals}, counts_B, sample))
+        if rollouts is not None and metrics["reward/unscored"] == rollouts.num_rollouts and not self.warned:
+            self.warned = True
+            self.telemetry.say(
+                f"warning: the reward scored none of step {self.step}'s rollouts (None, NaN or an error), so nothing is learned"
+            )
+
+    def _write_line(self, line: dict, counts_B: np.ndarray | None, sample: list[dict] | None) -> None:
         try:
-            self.telemetry.log(self.step, {**common, **metrics, **self.totals}, counts_B, sample)
+            self.telemetry.log(self.step, line, counts_B, sample)
         except OSError as error:
             if not checkpoint.is_full_disk(error):
                 raise
@@ -220,18 +273,21 @@ class Trainer:
                 f"--output-dir {self.run_dir}: the disk is full, step {self.step} could not be logged ({error}); checkpoints "
                 "are intact. Free some space or move the run's folder to a larger disk, then resume"
             ) from error
-        if rollouts is not None and metrics["reward/unscored"] == rollouts.num_rollouts and not self.warned:
-            self.warned = True
-            self.telemetry.say(
-                f"warning: the reward scored none of step {self.step}'s rollouts (None, NaN or an error), so nothing is learned"
-            )
 
     def _save(self) -> None:
         if self.saved == self.step:
             return
         clock = time.perf_counter()
-        checkpoint.save(self.run_dir, self.step, self.model, self.tokenizer, self._state(), self.config.keep)
+        state, weights = self._state(), self.learner.whole_weights()
+        self.ranks.decided(
+            lambda: checkpoint.save(self.run_dir, self.step, self.model, self.tokenizer, state, self.config.keep, weights)
+        )
         self.checkpoint_s, self.saved = time.perf_counter() - clock, self.step
+        self.peaks.mark("save")
+
+    def _export(self, name: str) -> None:
+        weights = self.learner.whole_weights()
+        self.ranks.decided(lambda: checkpoint.export(self.model, self.tokenizer, self.run_dir / name, weights))
 
     def _state(self) -> dict:
         return {
@@ -241,18 +297,35 @@ class Trainer:
             "config": dataclasses.asdict(self.config),
             "selector": self.selector.state_dict(),
             "allocator": self.allocator.state_dict(),
+            "placement": self.placement.state_dict(),
             "learner": self.learner.state_dict(),
         }
 
     def _restore(self, path: Path) -> None:
-        state = checkpoint.load(path)
+        state = checkpoint.load(path, checked=self.ranks.rank > 0)
         continued(Config(**state["config"]), self.config)  # config.yaml may not be the one this checkpoint was saved with
-        checkpoint.load_weights(path, self.model)
         self.step, self.totals, self.best = state["step"], state["totals"], state["best"]
         self.saved = self.step
         self.selector.load_state_dict(state["selector"])
         self.allocator.load_state_dict(state["allocator"])
+        self.placement.load_state_dict(state.get("placement", {}))
         self.learner.load_state_dict(state["learner"])
-        self.engine.sync(self.learner.weights())
-        set_rng_state(state["rng"])  # ours are counter-based; the user's reward may draw from these
+        if self.ranks.size == 1:
+            set_rng_state(state["rng"])  # ours are counter-based; the user's reward may draw from these
         self.telemetry.say(f"resumed from {path} at step {self.step}")
+
+
+def _settled(config: Config, resume: bool) -> tuple[Config, list[str], Path | None]:
+    """Options with nothing left open, what there is to say about them, and the checkpoint to go on from."""
+    notes, restored = [], None
+    if resume:
+        config = dataclasses.replace(config, output_dir=str(run_folder.resumable(config.output_dir)))
+        restored = checkpoint.find(config.output_dir)
+        config, notes = continued(load_yaml(Path(config.output_dir) / "config.yaml"), config)
+        if config.steps < checkpoint.step_of(restored):
+            raise UsageError(f"--steps {config.steps}: the run is already at step {checkpoint.step_of(restored)}")
+    config, chosen = resolve(config)
+    if not resume:
+        run_folder.check_fresh(config.output_dir)
+    # A resumed run's options have been told; the machine it goes on with may be another.
+    return config, notes + (chosen or (backend_notes(config) if resume else [])), restored

@@ -23,6 +23,25 @@ class Finish(IntEnum):
     ERROR = 2
 
 
+@dataclass(frozen=True)
+class RewardRange:
+    """What a reward function promises of its scores: they lie in [low, high] and, if ``binary``, take those two values only."""
+
+    low: float
+    high: float
+    binary: bool = False
+
+    def __post_init__(self):
+        if not -math.inf < self.low < self.high < math.inf:
+            raise ValueError(f"a reward's range needs finite low < high, got {self.low} and {self.high}")
+
+    def holds(self, reward: float) -> bool:
+        return reward in (self.low, self.high) if self.binary else self.low <= reward <= self.high
+
+
+ZERO_ONE = RewardRange(0.0, 1.0, binary=True)
+
+
 @dataclass(frozen=True, eq=False)
 class Prompt:
     """One problem. ``uid`` hashes task, text and verifier data, so it is stable over epochs, resume and dataset order.
@@ -87,7 +106,11 @@ class Tally:
     max: np.ndarray  # float64
     tokens: np.ndarray  # int64, completion tokens
     truncated: np.ndarray  # int64, rollouts that hit the length limit
-    pending: np.ndarray  # int64, rollouts asked for and not yet returned
+    pending: np.ndarray  # int64, rollouts asked for and not yet merged
+    # For an allocator without barrier: the same of every rollout that is back, those of unfinished groups included, merged as
+    # they came, so that the last bits of mean and m2 depend on the order.
+    so_far: "Tally | None" = None
+    reward_range: RewardRange | None = None  # what the reward function promises; None: it promises nothing
 
     @classmethod
     def empty(cls, uids: Sequence[str]) -> "Tally":
@@ -95,6 +118,21 @@ class Tally:
         ints, floats = (lambda: np.zeros(B, np.int64)), (lambda: np.zeros(B))
         nan = np.full(B, np.nan)
         return cls(list(uids), ints(), ints(), ints(), floats(), floats(), nan, nan.copy(), ints(), ints(), ints())
+
+    def grown(self, uids: Sequence[str]) -> "Tally":
+        """The same tally with room for the prompts appended to the batch."""
+        new = Tally.empty(uids)
+        for name, column in vars(self).items():
+            if isinstance(column, np.ndarray):
+                getattr(new, name)[: len(column)] = column
+        new.so_far, new.reward_range = self.so_far and self.so_far.grown(uids), self.reward_range
+        return new
+
+    def of(self, slots: np.ndarray) -> "Tally":
+        """The tally of some prompts alone, int64 [b]; a copy."""
+        columns = {name: column[slots] for name, column in vars(self).items() if isinstance(column, np.ndarray)}
+        so_far = self.so_far and self.so_far.of(slots)
+        return Tally([self.uids[q] for q in slots], **columns, so_far=so_far, reward_range=self.reward_range)
 
     @property
     def variance(self) -> np.ndarray:
@@ -151,6 +189,15 @@ class StepPlan:
         fields = dict(use_KB=np.ones_like(asked, bool), weight_B=np.ones(B), baseline_B=np.full(B, np.nan))
         return cls(asked, **{**fields, **kwargs})
 
+    def among(self, slots: np.ndarray, num_prompts: int) -> "StepPlan":
+        """The same plan where its prompts are ``slots`` int64 [b] of more, of which nothing is asked."""
+        rounds = len(self.asked_KB)
+        asked_KB, use_KB = np.zeros((rounds, num_prompts), np.int64), np.ones((rounds, num_prompts), bool)
+        asked_KB[:, slots], use_KB[:, slots] = self.asked_KB, self.use_KB
+        weight_B, baseline_B = np.ones(num_prompts), np.full(num_prompts, np.nan)
+        weight_B[slots], baseline_B[slots] = self.weight_B, self.baseline_B
+        return StepPlan(asked_KB, use_KB, weight_B, baseline_B, self.note)
+
     @property
     def counts_B(self) -> np.ndarray:
         """int64 [B], rollouts asked of each prompt over all rounds."""
@@ -160,6 +207,12 @@ class StepPlan:
     def use_R(self) -> np.ndarray:
         """bool [R], rows that enter the update."""
         return np.repeat(self.use_KB.T.ravel(), self.asked_KB.T.ravel())
+
+    @property
+    def round_R(self) -> np.ndarray:
+        """int64 [R], the round that asked for each row."""
+        rounds, prompts = self.asked_KB.shape
+        return np.repeat(np.tile(np.arange(rounds), prompts), self.asked_KB.T.ravel())
 
     @property
     def used_B(self) -> np.ndarray:
@@ -174,6 +227,9 @@ class Rollouts:
     Rollouts of prompt q are rows ``group_offsets[q]:group_offsets[q+1]`` (n_q may differ and may be 0); tokens of rollout i are
     ``token_offsets[i]:token_offsets[i+1]``. Example: n = [2, 0, 1], lengths [3, 1, 2] -> group_offsets [0, 2, 2, 3],
     token_offsets [0, 3, 4, 6].
+
+    With several ranks every one knows all of it but the tokens: ``holder_R`` names the rank that holds a row's ``tokens`` and
+    ``sampler_logp`` (elsewhere -1 and NaN), ``rank`` this one. None: everything is here.
     """
 
     prompts: list[Prompt]  # [B]
@@ -189,6 +245,8 @@ class Rollouts:
     round: np.ndarray  # int64 [R]
     finish: np.ndarray  # uint8 [R], Finish
     plan: StepPlan
+    holder_R: np.ndarray | None = None  # int64 [R]
+    rank: int = 0
 
     @property
     def num_prompts(self) -> int:
@@ -210,3 +268,8 @@ class Rollouts:
     def group_R(self) -> np.ndarray:
         """int64 [R], the prompt slot of each row."""
         return np.repeat(np.arange(self.num_prompts), self.counts_B)
+
+    @property
+    def held_R(self) -> np.ndarray:
+        """bool [R], rows whose tokens are here."""
+        return np.ones(self.num_rollouts, bool) if self.holder_R is None else self.holder_R == self.rank

@@ -49,6 +49,12 @@ def test_by_hand():
     assert solve_tokens(np.array([0.25, 0.25]), np.array([0.5, 2.0]), 7.0, 2, 32, TIES[:2], rloo).tolist() == [6, 2]
 
 
+def test_a_budget_that_is_met_exactly_is_met_though_sums_round():
+    # Three rollouts of .1 cost .3, but .3 - .2 is less than .1 in float64.
+    assert solve_tokens(np.array([0.25]), np.array([0.1]), 0.3, 2, 32, TIES[:1], rloo).tolist() == [3]
+    assert solve_tokens(np.array([0.25]), np.array([0.1]), 0.2999, 2, 32, TIES[:1], rloo).tolist() == [2], "but not beyond it"
+
+
 def relaxed(utility_B, cost_B, budget, low, high, phi):
     """The least of sum a phi(n) over fractions of rollouts, by a linear program over the gains of single rollouts."""
     n = np.arange(low, high + 1.0)
@@ -163,6 +169,19 @@ def test_short_answers_get_more_rollouts_for_the_same_tokens():
     assert expected[0] is None and expected[1] == pytest.approx(30 * np.dot([2 / 3, 2 / 3, 2 / 3, 2], spent[1][0]))
     counts, tokens = spent[-1]
     assert sum(counts) > 32 and min(counts[:3]) > 8 > counts[3] and tokens < 960, spent
+
+
+def test_the_expected_variance_is_compared_at_equal_tokens():
+    # Means of 20 and 60 tokens, 8 rollouts each: costs 3/4 and 5/4. Gain per cost is .25 / ((n - 1) n cost), so of 16 the short
+    # one gets 9 (6.75) and the long one 7 (8.75). That costs 15.5, for which uniform gives 7.75 each: 7, and 8 to 3 of 4.
+    allocator = Vip(Known(), "rloo", 2, 32, Lengths())
+    allocator.lengths.update(tally_of([20, 60], np.array([8, 8])))
+    rounds = allocator.rounds(PromptBatch([Prompt(f"u{i}", "", np.zeros(1, np.int64)) for i in range(2)], 1, 0), 16)
+    assert next(rounds).tolist() == [9, 7]
+    with pytest.raises(StopIteration) as end:
+        rounds.send(tally_of([20, 60], np.array([9, 7])))
+    ratio = (1 / 8 + 1 / 6) / (2 * (0.25 / 6 + 0.75 / 7))
+    assert end.value.value.note["alloc/var_ratio_expected"] == pytest.approx(ratio)
 
 
 def test_state_holds_lengths_beside_the_predictors():

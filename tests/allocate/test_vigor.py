@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from vipfast.allocate import make_allocator
-from vipfast.allocate.vigor import Schedule, Vigor, posterior
+from vipfast.allocate.score import posterior
+from vipfast.allocate.vigor import Schedule, Vigor
 from vipfast.config import Config
 from vipfast.errors import BudgetError
 from vipfast.types import Prompt, PromptBatch, Tally

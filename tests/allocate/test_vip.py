@@ -75,6 +75,13 @@ def test_plans_by_the_predicted_signal_and_notes_what_it_expects():
     assert (plan.note["alloc/at_min"], plan.note["alloc/at_max"]) == (0.5, 0.0)
 
 
+def test_notes_how_many_prompts_are_at_the_upper_bound():
+    allocator = Vip(Known(), "rloo", 2, 14)
+    plan, _, _ = step_of(allocator, [0, 1, 2, 3])
+    assert plan.asked_KB.tolist() == [[2, 14, 2, 14]]
+    assert (plan.note["alloc/at_min"], plan.note["alloc/at_max"]) == (0.5, 0.5)
+
+
 def test_learns_counts_of_scored_rollouts_and_judges_predictions_made_before():
     allocator = vip(Known)
     _, tally, metrics = step_of(allocator, [0, 1, 2, 3], step=5, unscored={1})

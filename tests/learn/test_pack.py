@@ -90,10 +90,10 @@ def test_packed_rows_hold_every_row_once_within_the_budget(lengths, budget):
 @pytest.mark.parametrize(
     ("packing", "device", "dtype", "installed", "expected"),
     [
-        ("auto", "cpu", "float32", True, ("rectangles", None, "flash-attn runs on CUDA devices, not on cpu")),
+        ("auto", "cpu", "float32", True, ("rectangles", None, "SDPA, because flash-attn runs on CUDA devices, not on cpu")),
         ("auto", "cuda", "bfloat16", True, ("varlen", "flash_attention_2", "flash-attn's varlen attention")),
-        ("auto", "cuda", "float32", True, ("rectangles", None, "flash-attn takes --dtype bfloat16, not float32")),
-        ("auto", "cuda", "bfloat16", False, ("rectangles", None, "flash-attn is not installed")),
+        ("auto", "cuda", "float32", True, ("rectangles", None, "SDPA, because flash-attn takes --dtype bfloat16, not float32")),
+        ("auto", "cuda", "bfloat16", False, ("rectangles", None, "SDPA, because flash-attn is not installed")),
         ("rectangles", "cuda", "bfloat16", True, ("rectangles", None, "asked for by --packing rectangles")),
         ("varlen", "cuda", "bfloat16", True, ("varlen", "flash_attention_2", "flash-attn's varlen attention")),
         (

@@ -1,128 +1,162 @@
-"""The policy on two gloo processes, sharded (FSDP2) and replicated (DDP), against one process that holds every row.
+"""Learners on two gloo processes, sharded (FSDP2) and replicated, against one process that holds every row of the same steps.
 
     python two_ranks.py FOLDER
 
-prints one JSON object: case -> {"gradient": …, "parameter": …, "loss": …, "size": largest gradient}, the largest differences
-from the single process before and after one optimizer step.
+writes FOLDER/0.json and FOLDER/1.json: case -> largest differences from the single process.
 """
 
 import copy
-import datetime
+import dataclasses
 import json
+import os
+import socket
 import sys
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
+import torch.distributed.fsdp  # once, before the fork
 from ragged_steps import configured, exact, sampled, tiny
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
-from vipfast.learn.batch import StepTensors, upload
-from vipfast.learn.pack import blank, pack
-from vipfast.learn.policy import Policy
-from vipfast.learn.trainable import Trainable
+from vipfast.distributed import Ranks
+from vipfast.learn import share
+from vipfast.learn.learner import Learner
+from vipfast.learn.sharding import whole
+from vipfast.types import StepPlan
 
 PAD_ID = 36
-CONFIG = configured(micro_batch_tokens=64)
-ROWS = {
-    "even": lambda rows: (rows[::2], rows[1::2]),
-    "uneven": lambda rows: (rows[:1], rows[1:]),
-    "none": lambda rows: ([], rows),
+REAL_OWNERS = share.owners
+TIMES = {"time/logprob_s", "time/update_s", "train/padding_share"}
+
+
+def lopsided(first):
+    """The first so many trained rows to rank 0, all others to rank 1."""
+
+    def owners(data, step, num_ranks):
+        owner_R = data.rollouts.holder_R.copy()
+        owner_R[data.rows_r] = np.arange(len(data.rows_r)) >= first
+        return owner_R
+
+    return owners
+
+
+OWNERS = {"dealt": REAL_OWNERS, "one": lopsided(1), "none": lopsided(0)}
+"""As in a run; one row of one token on rank 0 against all others on rank 1; nothing at all against everything."""
+
+
+def mixed(model, seed):
+    """14 rollouts of 4 prompts in uneven groups; the first one trained has a single token."""
+    lengths = [1, 9, 16, 4, 8, 13, 3, 16, 12, 7, 6, 5, 16, 10]
+    step = sampled(model, lengths=lengths, seed=seed)
+    step.reward[:] = [1, 0, 1, 0, 1, 0, 1, 1, 0, 1, 1, 0, 0, 1]
+    return step
+
+
+def giant(model, seed):
+    """One token on a rank, thousands on the other."""
+    return sampled(model, counts=[2], lengths=[1, 2000], seed=seed, reward=np.array([1, 0], np.float32))
+
+
+def lonely(model, seed):
+    """A single trained row, against a given baseline: one rank has no signal at all."""
+    plan = StepPlan.plain([np.array([1, 2])], baseline_B=np.array([0.25, np.nan]))
+    return sampled(model, counts=[1, 2], lengths=[80, 6, 7], seed=seed, reward=np.ones(3, np.float32), plan=plan)
+
+
+CASES = {
+    "fsdp-tied-dealt": ("fsdp", mixed, "dealt", dict(num_updates=3)),
+    "fsdp-untied-one": ("fsdp", mixed, "one", dict(tied=False)),
+    "fsdp-untied-recompute-none": ("fsdp", mixed, "none", dict(tied=False, recompute=True)),
+    "fsdp-frozen-recompute-one": ("fsdp", mixed, "one", dict(recompute=True, frozen=True)),
+    "fsdp-updates-kl-one": ("fsdp", mixed, "one", dict(updates_per_step=2, epochs=2, beta=0.1)),
+    "fsdp-giant": ("fsdp", giant, "dealt", {}),
+    "fsdp-lonely": ("fsdp", lonely, "dealt", {}),
+    "ddp-tied-dealt": ("ddp", mixed, "dealt", dict(num_updates=3)),
+    "ddp-untied-none": ("ddp", mixed, "none", dict(tied=False)),
+    "ddp-frozen-one": ("ddp", mixed, "one", dict(frozen=True)),
+    "ddp-updates-kl-dealt": ("ddp", mixed, "dealt", dict(updates_per_step=2, epochs=2, beta=0.1)),
+    "ddp-giant": ("ddp", giant, "dealt", {}),
+    "ddp-lonely": ("ddp", lonely, "dealt", {}),
 }
-"""Which rows a rank holds: both many; one row of one token against all others; nothing at all against everything."""
 
 
-def passes(step, rows, num_passes):
-    """A rank's passes, blank ones at the end: every rank gathers weights equally often."""
-    found = pack(step, np.array(rows, int), CONFIG.micro_batch_tokens, PAD_ID) if len(rows) else []
-    return found + [blank(PAD_ID)] * (num_passes - len(found))
+def held(step, ranks):
+    """The step as a rank sees it that has sampled every other row."""
+    holder_R = np.arange(step.num_rollouts) % ranks.size
+    here_T = np.repeat(holder_R == ranks.rank, step.lengths_R)
+    tokens, logp = np.where(here_T, step.tokens, -1), np.where(here_T, step.sampler_logp, np.nan).astype(np.float32)
+    return dataclasses.replace(step, tokens=tokens, sampler_logp=logp, holder_R=holder_R, rank=ranks.rank)
 
 
-def train_step(module, policy, step, micro_batches, factor):
-    """Loss of these passes; gradients of ``factor`` times it, then one step of AdamW."""
-    data, cpu = Trainable.of(step, CONFIG), torch.device("cpu")
-    tensors = StepTensors.of(data, cpu)
-    _, _, weight_R = next(data.minibatches(0))
-    total = torch.zeros((), dtype=torch.float64)
-    optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0)
-    for batch in upload(micro_batches, cpu):
-        result = module(batch, tensors.loss_arguments(batch, torch.from_numpy(weight_R), CONFIG))
-        (factor * result.loss).backward()
-        total += result.loss.detach()
-    gradients = {name: whole(p.grad) for name, p in policy.named_parameters() if p.grad is not None}
-    optimizer.step()
-    return total, gradients, {name: whole(p) for name, p in policy.named_parameters()}
+def watched(learner):
+    """The learner, and a list that fills with the gradient of each of its optimizer steps."""
+    gradients = []
+
+    def catch(*_):
+        gradients.append({n: whole(p.grad).clone() for n, p in learner.policy.model.named_parameters() if p.grad is not None})
+
+    learner.optimizer.register_step_pre_hook(catch)
+    return learner, gradients
 
 
-def whole(tensor):
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+def gap(a, b):
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).detach().abs().max()) for name in b)
 
 
-def compare(kind, tied, rows, recompute=False, frozen=False):
+def compare(ranks, parallel, make, owners, options):
+    share.owners = OWNERS[owners]
+    options = dict(options)
+    tied, frozen, num_updates = options.pop("tied", True), options.pop("frozen", False), options.pop("num_updates", 1)
+    config = configured(micro_batch_tokens=64, gradient_checkpointing=options.pop("recompute", False), **options)
     model = exact(tiny(tied=tied))
     # with adapters, nothing below the first layer and nothing of the head has a gradient
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not frozen or "q_proj" in name)
-    # rows: the first one trained has a single token
-    step = sampled(model, lengths=[1, 9, 16, 4, 8, 13, 3, 16, 12, 7, 6, 5, 16, 10])
-    step.reward[:] = [1, 0, 1, 0, 1, 0, 1, 1, 0, 1, 1, 0, 0, 1]
-    make = lambda: Policy(copy.deepcopy(model), "float64", "cpu", 1.0, train=True, recompute=recompute)  # noqa: E731
-    trained = Trainable.of(step, CONFIG).rows_r
-    single = make()
-    expected = train_step(single, single, step, passes(step, trained, 0), 1)
-
-    shares = ROWS[rows](trained.tolist())
-    num_passes = max(len(passes(step, share, 0)) for share in shares)
-    mine = passes(step, shares[dist.get_rank()], num_passes)
-    policy = make()
-    if kind == "fsdp":
-        # Gradients are summed: the loss weights are those of the whole step.
-        for module in (*policy.body.layers, policy):
-            fully_shard(module).set_gradient_divide_factor(1.0)
-        found = train_step(policy, policy, step, mine, 1)
-        assert all(isinstance(p, DTensor) for p in policy.parameters())
-    else:
-        # DDP divides by the number of ranks.
-        found = train_step(DistributedDataParallel(policy), policy, step, mine, dist.get_world_size())
-    dist.all_reduce(found[0])
-    assert found[1].keys() == expected[1].keys() and found[2].keys() == expected[2].keys()
-
-    def gap(a, b):
-        return max(float((a[name] - b[name]).abs().max()) for name in b)
-
+    reference = exact(tiny(1, tied)) if config.beta else None
+    single, expected = watched(Learner(copy.deepcopy(model), config, PAD_ID, copy.deepcopy(reference)))
+    both, found = watched(Learner(model, config, PAD_ID, reference, ranks, parallel))
+    apart = []
+    for number in range(num_updates):
+        step = make(single.policy.model, number)
+        ours, theirs = both.update(held(step, ranks), number), single.update(step, number)
+        apart += [0.0 if ours[name] == theirs[name] else abs(ours[name] - theirs[name]) for name in ours.keys() - TIMES]
     return {
-        "gradient": gap(found[1], expected[1]),
-        "parameter": gap(found[2], expected[2]),
-        "loss": float((found[0] - expected[0]).abs()),
-        "size": max(float(g.abs().max()) for g in expected[1].values()),
-        "passes": num_passes,
+        "metrics": max(apart),
+        "gradient": max(gap(a, b) for a, b in zip(found, expected, strict=True)),
+        "parameter": gap(dict(both.weights()), dict(single.weights())),
+        "updates": len(found),
+        "size": max(float(g.abs().max()) for g in found[0].values()),
     }
 
 
-CASES = {
-    "fsdp-tied-even": ("fsdp", True, "even"),
-    "fsdp-tied-uneven": ("fsdp", True, "uneven"),
-    "fsdp-tied-none": ("fsdp", True, "none"),
-    "fsdp-untied-uneven": ("fsdp", False, "uneven"),
-    "fsdp-untied-recompute-none": ("fsdp", False, "none", True),
-    "fsdp-frozen-recompute-uneven": ("fsdp", True, "uneven", True, True),
-    "ddp-tied-none": ("ddp", True, "none"),
-    "ddp-untied-uneven": ("ddp", False, "uneven"),
-}
+def poisoned(ranks, parallel):
+    """A NaN on one rank makes both skip the step; returns the skipped steps counted and how far a weight moved."""
+    share.owners = REAL_OWNERS
+    model = exact(tiny())
+    step = mixed(model, 0)
+    step.sampler_logp[0] = np.nan
+    learner = Learner(copy.deepcopy(model), configured(micro_batch_tokens=64), PAD_ID, ranks=ranks, parallel=parallel)
+    metrics = learner.update(held(step, ranks), 0)
+    return metrics["train/skipped"], gap(dict(learner.weights()), dict(model.named_parameters()))
 
 
-def rank(index, folder):
+def rank(index, folder, port):
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=index, world_size=2, timeout=datetime.timedelta(seconds=60)
-    )
-    found = {name: compare(*case) for name, case in CASES.items()}
+    os.environ |= dict(
+        TORCHELASTIC_RUN_ID="test", RANK=str(index), LOCAL_RANK=str(index), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )  # fmt: skip
+    ranks = Ranks(os.environ)
+    ranks.connect("cpu", 60)
+    found = {name: compare(ranks, *case) for name, case in CASES.items()}
+    found |= {f"poisoned-{parallel}": poisoned(ranks, parallel) for parallel in ("ddp", "fsdp")}
     (Path(folder) / f"{index}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
+    ranks.leave()
 
 
 if __name__ == "__main__":
-    torch.multiprocessing.start_processes(rank, args=(sys.argv[1],), nprocs=2, start_method="fork")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.start_processes(rank, args=(sys.argv[1], port), nprocs=2, start_method="fork")

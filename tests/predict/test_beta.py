@@ -58,6 +58,39 @@ def test_kernel_beta_lends_counts_where_texts_are_alike():
     assert (p[solved[rest]] > 0.8).all() and (p[~solved[rest]] < 0.2).all() and signal.max() < 0.1
 
 
+def test_kernel_beta_leaves_a_prompts_own_counts_to_itself():
+    # Two prompts one length scale apart, 8 of 8 and 0 of 8. The smallest scale and strength win: w = e^-8, s = 1/2, r = 1/2.
+    predictor = KernelBeta(lambda texts: np.array([[float(text)] for text in texts]), ["0", "1"], drift=0.0)
+    predictor.update(["0", "1"], ["0", "1"], np.array([8, 0]), np.array([8, 8]), 0)
+    w, p = np.exp(-8), predictor.predict(["0", "1", "new"], ["0", "1", "0"]).mean
+    others = 8 * 0.5 / (8 + 8 * w), (8 * 0.5 + 8 * w) / (8 + 8 * w)
+    assert p[:2] == pytest.approx([(8 + 0.5 * others[0]) / 8.5, 0.5 * others[1] / 8.5])
+    assert p[2] == pytest.approx((8 * 0.5 + 8) / (8 + 8 + 8 * w)), "a new prompt of that text is lent them"
+
+
+def test_kernel_beta_forgets_what_its_tuning_rests_on():
+    # Twins, one of them with a blank score, learn one more step: what is left of the old score is 95 %.
+    one, other = kernel_beta(), kernel_beta()
+    rng = np.random.default_rng(0)
+    one.update(UIDS[:40], UIDS[:40], rng.binomial(8, 0.3, 40), np.full(40, 8), 0)
+    old = one.state_dict()["score"]
+    other.load_state_dict({**one.state_dict(), "score": 0 * old})
+    k = rng.binomial(8, 0.3, 40)
+    for predictor in (one, other):
+        predictor.update(UIDS[40:80], UIDS[40:80], k, np.full(40, 8), 1)
+    assert old.std() > 1 and one.state_dict()["score"] == pytest.approx(0.95 * old + other.state_dict()["score"])
+
+
+@pytest.mark.parametrize("rates, strength", [((0.5, 0.5), 16.0), ((0.02, 0.98), 0.5)], ids=["alike", "all or nothing"])
+def test_kernel_beta_is_as_sure_as_its_pool_is_alike(rates, strength):
+    predictor, rng = kernel_beta(), np.random.default_rng(0)
+    for step in range(10):
+        batch = UIDS[step * 32 : step * 32 + 32]
+        predictor.update(batch, batch, rng.binomial(8, np.tile(rates, 16)), np.full(32, 8), step)
+    p, variance, _ = predictor.predict(UIDS[330:], UIDS[330:])
+    assert p * (1 - p) / variance - 1 == pytest.approx(strength), "pseudo-counts of a prompt without any of its own"
+
+
 def test_kernel_beta_falls_back_on_the_pool_where_texts_tell_nothing():
     predictor = kernel_beta()
     rng = np.random.default_rng(0)

@@ -98,6 +98,22 @@ def test_neighbours_that_fail_add_up():
     assert logit(1) > logit(8) > logit(64) and logit(64) < -4.5
 
 
+def test_without_evidence_amplitudes_go_back_to_their_prior_medians():
+    # Nothing observed: log prior -(log a - log A)^2 / (2 s^2) alone, a parabola, so one step of scoring ends at its top.
+    blank, away = np.zeros(20), np.array([0.4, -0.3, 0.45])
+    fit = Fit(Sites(X[:20], blank, np.full(20, 1e-8)), A * np.exp(away))
+    assert fit.improved(blank, blank, blank).amplitudes == pytest.approx(A, rel=1e-5)
+
+
+def test_amplitudes_wait_for_enough_rows():
+    def after(num):
+        k, n = counts(num)
+        start = condition(np.zeros(num), prior_variance(X[:num], A), k, n, np.zeros(num))
+        return Fit(Sites(X[:num], start.natural_B, start.precision_B), A).improved(k, n, np.zeros(num)).amplitudes
+
+    assert (after(15) == A).all() and (np.abs(np.log(after(16) / A)) > 1e-3).all()
+
+
 @pytest.mark.parametrize("truth", [(9.0, 0.1, 0.1), (0.1, 0.1, 6.0)], ids=["text explains", "text says nothing"])
 def test_amplitudes_follow_the_evidence(truth):
     rng = np.random.default_rng(1)

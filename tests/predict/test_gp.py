@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from vipfast.allocate.objective import rloo
 from vipfast.allocate.solver import solve
+from vipfast.predict import fit
 from vipfast.predict.base import Prediction
 from vipfast.predict.gp import GP
+from vipfast.predict.logit import condition, sigmoid
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(600, 16)).astype(np.float32)
@@ -113,6 +115,40 @@ def test_all_logits_follow_a_shared_shift():
     predictor.update(uids, uids, np.full(64, 7), np.full(64, 8), step=6)
     assert predictor.state_dict()["shift"] > shift + 0.1
     assert predictor.predict(UIDS[:32], UIDS[:32]).mean.mean() > before + 0.03, "old prompts' own evidence moves along"
+
+
+def test_a_shift_moves_the_windows_evidence_and_what_the_new_prompts_were_expected_to_be(monkeypatch):
+    monkeypatch.setattr(fit, "DAMPING", 0.0)  # no sweep after the update: sites stay as the update puts them
+    predictor = gp()
+    feed(predictor, 2)
+    before, uids = predictor.state_dict(), UIDS[300:340]
+    mean, variance = predictor._fit.window.marginals(predictor._points(uids, uids), np.full(40, -1))
+    predictor.update(uids, uids, np.full(40, 7), np.full(40, 8), step=2)
+    after = predictor.state_dict()
+    moved = after["shift"] - before["shift"]
+    assert moved > 0.1 and after["window"] == (before["window"] + uids)[-100:]
+    # A site N(m, 1/t) in the logit has natural m t: at m + moved it is m t + moved t.
+    t = before["precision"][4:]
+    assert (after["precision"][:60] == t).all() and after["natural"][:60] == pytest.approx(before["natural"][4:] + moved * t)
+    # New prompts were expected that much higher before 7 of 8 came out, which were drawn after the shift.
+    new = condition(mean + moved, variance, np.full(40, 7.0), np.full(40, 8.0), np.zeros(40))
+    assert after["natural"][60:] == pytest.approx(new.natural_B, abs=1e-6)
+    assert after["precision"][60:] == pytest.approx(new.precision_B, abs=1e-6)
+
+
+def test_counts_from_before_a_shift_say_that_much_more_now():
+    # Seen at step 0 and out of the window since; all logits have risen meanwhile.
+    predictor = gp(window=32, drift=0.0)
+    predictor.update(UIDS[:8], UIDS[:8], np.full(8, 2), np.full(8, 16), 0)
+    for step in range(1, 7):
+        uids = UIDS[40 * step : 40 * step + 40]
+        predictor.update(uids, uids, np.full(40, min(step, 6)), np.full(40, 8), step)
+    shift = predictor.state_dict()["shift"]
+    assert shift > 0.5 and "000" not in predictor.state_dict()["window"]
+    cavity = predictor._fit.window.marginals(predictor._points(UIDS[:1], UIDS[:1]), np.array([-1]))
+    given = [condition(*cavity, np.array([2.0]), np.array([16.0]), np.array([moved])) for moved in (shift, 0.0)]
+    expected, stale = ((posterior.weight_BQ * sigmoid(posterior.logit_BQ)).sum() for posterior in given)
+    assert predictor.predict(UIDS[:1], UIDS[:1]).mean[0] == pytest.approx(expected, abs=1e-9) and expected > stale + 0.02
 
 
 def test_window_keeps_the_last_distinct_prompts():

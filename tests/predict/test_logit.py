@@ -88,3 +88,11 @@ def test_common_shift_finds_what_all_prompts_share():
     assert 0 < narrow < wide
     unmoved = common_shift(posterior.logit_BQ, posterior.weight_BQ, 8 * sigmoid(g), n, 0.01)
     assert abs(unmoved) < 1e-3
+
+
+def test_one_step_moves_all_logits_by_no_more_than_one_and_a_half():
+    # 8 of 8 where almost nothing was expected: Newton's first step alone would be (8 - 8 p) / (8 p (1 - p)), some e^4 or more.
+    logit, weight, eight = np.full((64, 1), -4.0), np.ones((64, 1)), np.full(64, 8.0)
+    for variance in (0.01, 1e6):
+        assert common_shift(logit, weight, eight, eight, variance) == pytest.approx(1.5), "five steps of .3"
+        assert common_shift(-logit, weight, 0 * eight, eight, variance) == pytest.approx(-1.5)

@@ -7,6 +7,7 @@ import pytest
 
 from vipfast import xp
 from vipfast.predict import posterior
+from vipfast.predict.fit import Fit, Sites
 from vipfast.predict.gp import GP
 
 CUPY, WHY_NOT = xp.choose("cuda")
@@ -37,6 +38,16 @@ def test_agrees_with_float64_whatever_the_chunks(predictor, monkeypatch, chunk_b
     assert (variance >= np.float32(state["amplitudes"][2])).all()
     alone, none = predictor.posterior(X[:600])
     assert none is None and alone == pytest.approx(mean, abs=1e-5)
+
+
+def test_variance_is_at_least_a_prompts_own_part_where_float32_cancels():
+    # A text far from the centre, 64 prompts of it known exactly: of a prior variance near 1e4, e (1 + 1/64) is left.
+    for x in np.linspace(9, 11, 20):
+        fit = Fit(Sites(np.full((64, 1), x), np.zeros(64), np.full(64, 1e6)), np.array([100.0, 0.05, 0.05]))
+        exact = fit.window.marginals(np.full((1, 1), x), np.array([-1]))[1]
+        variance = posterior.stream(fit, np.zeros(1), 1.0, np.full((1, 1), x), variance=True)[1]
+        assert exact == pytest.approx([0.05 * 65 / 64], rel=1e-3) and variance == pytest.approx(exact, abs=0.02)
+        assert variance[0] >= np.float32(0.05)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

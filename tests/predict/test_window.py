@@ -10,6 +10,7 @@ from vipfast import xp
 from vipfast.allocate import solver
 from vipfast.allocate.vip import Vip
 from vipfast.predict import window as window_module
+from vipfast.predict.fit import Fit, Sites
 from vipfast.predict.gp import GP
 from vipfast.types import Prompt, PromptBatch
 
@@ -129,6 +130,13 @@ def test_a_gpu_predicts_what_the_cpu_does_and_nothing_leaves_it(cupy, steps):
     assert Away.downloads == 0
     for ours, theirs in zip(away, here):
         assert isinstance(ours, Away) and ours.here == pytest.approx(theirs, rel=1e-6)
+
+
+def test_a_prompt_known_to_the_last_digit_has_a_cavity_still():
+    # Prior variance 4 + 6 + 6 = 16 and t = 4^30: 1 + 16 t is 16 t in float64, so k** - v.v is exactly 0 where 1/t is due.
+    fit = Fit(Sites(np.zeros((1, 1)), np.zeros(1), np.array([4.0**30])), np.array([1.0, 6.0, 6.0]))
+    mean, variance = fit.window.marginals(np.zeros((1, 1)), np.array([0]))
+    assert mean.tolist() == [0.0] and variance == pytest.approx([16.0]), "nobody else is there: the prior"
 
 
 def test_learning_does_not_depend_on_where_plans_are_made(cupy):

@@ -5,8 +5,10 @@ import pytest
 
 from vipfast.engine.base import Finished
 from vipfast.errors import RewardError
+from vipfast.rewards import exact
 from vipfast.rewards.grader import Grader
-from vipfast.types import Finish, Prompt, Tally
+from vipfast.tasks import arithmetic
+from vipfast.types import ZERO_ONE, Finish, Prompt, RewardRange, Tally
 
 
 class Decoder:
@@ -103,3 +105,27 @@ def test_a_reward_that_equals_the_threshold_is_a_success():
     tally = Tally.empty(["u"])
     tally.add(0, values, 0.7, 0, 0)
     assert tally.successes[0] == 1 and values.dtype == np.float64
+
+
+def test_a_reward_is_held_to_the_range_it_promises():
+    reward = lambda c, a, m: [float(text) if text else None for text in c]  # noqa: E731 - an attribute is set on it
+    assert grade(reward, finished("7"))[1].reward_range is None
+    reward.reward_range = RewardRange(-1, 2)
+    assert grade(reward, finished("2", "-1", "0.5", ""))[0][:3].tolist() == [2, -1, 0.5]
+    with pytest.raises(RewardError, match="returned 3, outside its own reward_range RewardRange"):
+        grade(reward, finished("1", "3"))
+    reward.reward_range = ZERO_ONE
+    with pytest.raises(RewardError, match="returned 0.5, outside"):
+        grade(reward, finished("0.5"))
+    assert exact.reward.reward_range == arithmetic.reward.reward_range == ZERO_ONE
+
+
+def test_truncated_zeros_widen_a_range_without_zero():
+    reward = lambda c, a, m: [3.0] * len(c)  # noqa: E731 - an attribute is set on it
+    reward.reward_range = RewardRange(3, 5, binary=True)
+    values, grader = grade(reward, finished("a", finish=Finish.LENGTH), truncated="zero")
+    assert values.tolist() == [0.0] and grader.reward_range == RewardRange(0, 5)
+    assert grade(reward, finished("a"))[1].reward_range == RewardRange(3, 5, binary=True)
+    for low, high in ((1, 1), (2, 1), (0, float("inf"))):
+        with pytest.raises(ValueError, match="finite low < high"):
+            RewardRange(low, high)

@@ -44,7 +44,7 @@ def make_allocator(config: Config, pool_texts: Sequence[tuple[str, str]] = ()) -
             num_prompts, budget, config.vigor_m0, config.vigor_num_rounds, config.vigor_alpha, config.vigor_gamma
         )
         predictor = make_predictor(BASELINE, pool_texts) if config.correction == "lagged" else None
-        vigor = Vigor(schedule, config.score, config.update_on, config.correction, predictor)
+        vigor = Vigor(schedule, config.score, config.update_on, config.correction, predictor, config.round_mode)
         vigor.warn(num_prompts, config.estimator)
         return vigor
     if config.allocator == "vip":

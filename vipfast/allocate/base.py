@@ -14,7 +14,9 @@ Counts = np.ndarray
 class Allocator(Protocol):
     """A generator, so that each rule reads like its paper's algorithm box.
 
-    ``barrier``: True, resumed when nothing is pending; False, after every finished group (Tally.pending tells).
+    ``barrier``: True, resumed when nothing is pending; False, whenever rollouts have come back. The tally then holds whole
+    groups (what was asked of a prompt at once), in the order they were asked for and at most one more of each prompt at a time;
+    ``Tally.so_far`` holds everything that is back. The generator returns when nothing is pending any more.
     ``budget_kind``: "exact" (the counts must add up to the budget; the caller checks) or "cap" (at most the budget, counted in
     a unit of the allocator's own, which it answers for).
     """

@@ -20,7 +20,9 @@ import numpy as np
 
 from vipfast import xp
 from vipfast.allocate.base import Counts
+from vipfast.allocate.open_rounds import Early, Round, Streaming
 from vipfast.allocate.predicting import Predicting
+from vipfast.allocate.score import SCORES
 from vipfast.allocate.solver import rounded
 from vipfast.errors import BudgetError
 from vipfast.predict.base import Predictor
@@ -28,6 +30,7 @@ from vipfast.predict.rows import mean_counts
 from vipfast.types import PromptBatch, StepPlan, Tally
 
 FEW_SURVIVORS = 8
+OPEN_ROUNDS = {"early": Early, "streaming": Streaming}
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,19 @@ class Schedule:
             num_prompts = self.cut(num_prompts)
         return num_prompts
 
+    def rounds(self, num_prompts: int, budget: int) -> list[Round]:
+        """What each round draws: no more than is left, the last one all of it; fewer rounds where the budget runs out."""
+        rounds, active = [], num_prompts
+        for round_ in range(self.num_rounds):
+            last, share = round_ == self.num_rounds - 1, budget // active
+            draws = share if last else min(share, self.draws(round_))
+            rounds.append(Round(active, draws, budget - share * active if last else 0))
+            budget -= draws * active + rounds[-1].extra
+            if not budget:
+                break
+            active = self.cut(active)
+        return rounds
+
     def cut(self, active: int) -> int:
         """How many of ``active`` prompts stay after a round."""
         # 0.7 * 10 is 7.000000000000001 in float64, and must keep 7.
@@ -83,11 +99,12 @@ class Schedule:
 
 class Vigor(Predicting):
     """Args: ``schedule``; ``score``, "variance" or "posterior"; ``update_on``, "all" or "final" (survivors of the last cut);
-    ``correction``, "none", "lagged" or "fresh"; ``predictor``, of the lagged baselines, and of no use otherwise.
+    ``correction``, "none", "lagged" or "fresh"; ``predictor``, of the lagged baselines, and of no use otherwise;
+    ``round_mode``, "barrier", "early" or "streaming" (``open_rounds``). Both corrections hold in every mode: whether a rollout
+    is started is settled before it is drawn, and neither weights nor divisors depend on what it brings.
     """
 
     name = "vigor"
-    barrier = True
     budget_kind = "exact"
     counts = staticmethod(mean_counts)  # a baseline is a mean reward
 
@@ -98,10 +115,13 @@ class Vigor(Predicting):
         update_on: str = "all",
         correction: str = "none",
         predictor: Predictor | None = None,
+        round_mode: str = "barrier",
     ):
         assert (predictor is not None) == (correction == "lagged"), "lagged baselines, and nothing else, need a predictor"
         super().__init__(predictor)
-        self.schedule, self.score, self.update_on, self.correction = schedule, SCORES[score], update_on, correction
+        self.schedule, self.update_on, self.correction = schedule, update_on, correction
+        self.score, self.score_name = SCORES[score], score
+        self.round_mode, self.barrier = round_mode, round_mode == "barrier"
 
     def warn(self, num_prompts: int, estimator: str) -> None:
         """Tell once, through ``warnings``, where this schedule is known to teach little."""
@@ -130,32 +150,40 @@ class Vigor(Predicting):
     def rounds(self, prompts: PromptBatch, budget: int) -> Generator[Counts, Tally, StepPlan]:
         """T rounds, fewer where the budget runs out. See ``vipfast.allocate.base.Allocator``."""
         predicted_B = self._predict(prompts)
-        ties_B = prompts.ties_B
+        play = self._play if self.barrier else self._play_open
+        asked_KB, survivors, tied_share = yield from play(prompts.ties_B, self.schedule.rounds(len(prompts), budget))
+        note = {"alloc/ceiling": None, "alloc/var_ratio_expected": None}
+        note |= {"alloc/survivors": len(survivors), "alloc/tied_share": tied_share}
+        fields = {} if predicted_B is None else {"baseline_B": predicted_B, "predicted_B": predicted_B}
+        return StepPlan.plain(asked_KB, use_KB=self._use(asked_KB, survivors), note=note, **fields)
+
+    def _play(self, ties_B: np.ndarray, rounds: list[Round]) -> Generator[Counts, Tally, tuple]:
+        """Rounds that wait. Returns what was asked, a list of K int64 [B]; the survivors; the share chosen by tie-break."""
         ranked = np.argsort(ties_B, kind="stable")
-        asked_KB, left, tied_share = [], budget, None
-        for round_ in range(self.schedule.num_rounds):
-            last = round_ == self.schedule.num_rounds - 1
-            share = left // len(ranked)
-            counts_B = np.zeros(len(prompts), np.int64)
-            counts_B[ranked] = share if last else min(share, self.schedule.draws(round_))
-            if last:
-                counts_B[ranked[: left - share * len(ranked)]] += 1
-            left -= int(counts_B.sum())
+        asked_KB, tied_share, tally = [], None, None
+        for round_ in rounds:
+            if tally is not None:
+                score_B = rounded(self.score(tally))
+                ranked = ranked[np.lexsort((ties_B[ranked], -score_B[ranked]))]
+                kept, dropped = np.split(ranked, [round_.active])
+                if len(asked_KB) == 1:
+                    tied = score_B[kept] == score_B[dropped[0]] if len(dropped) else np.zeros(1)
+                    tied_share = float(np.mean(tied))
+                ranked = kept
+            counts_B = np.zeros(len(ties_B), np.int64)
+            counts_B[ranked] = round_.draws
+            counts_B[ranked[: round_.extra]] += 1
             asked_KB.append(counts_B)
             tally = yield counts_B
-            if not left:
-                break
-            score_B = rounded(self.score(tally))
-            ranked = ranked[np.lexsort((ties_B[ranked], -score_B[ranked]))]
-            kept, dropped = np.split(ranked, [self.schedule.cut(len(ranked))])
-            if not round_:
-                tied = score_B[kept] == score_B[dropped[0]] if len(dropped) else np.zeros(1)
-                tied_share = float(np.mean(tied))
-            ranked = kept
-        note = {"alloc/ceiling": None, "alloc/var_ratio_expected": None}
-        note |= {"alloc/survivors": len(ranked), "alloc/tied_share": tied_share}
-        fields = {} if predicted_B is None else {"baseline_B": predicted_B, "predicted_B": predicted_B}
-        return StepPlan.plain(asked_KB, use_KB=self._use(asked_KB, ranked), note=note, **fields)
+        return asked_KB, ranked, tied_share
+
+    def _play_open(self, ties_B: np.ndarray, rounds: list[Round]) -> Generator[Counts, Tally, tuple]:
+        """The same for rounds that do not wait."""
+        steps = OPEN_ROUNDS[self.round_mode](rounds, self.schedule.cut, ties_B, self.score_name)
+        tally = yield steps.start()
+        while not steps.done(tally):
+            tally = yield steps.resume(tally)
+        return list(steps.asked_KB), steps.survivors(), steps.tied_share(tally)
 
     def _predict(self, prompts: PromptBatch) -> np.ndarray | None:
         """float64 [B], success probabilities as expected before the step; None without a predictor."""
@@ -174,18 +202,3 @@ class Vigor(Predicting):
         elif self.update_on == "final":
             use_KB[:, np.setdiff1d(np.arange(use_KB.shape[1]), survivors)] = False
         return use_KB
-
-
-def variance(tally: Tally) -> np.ndarray:
-    """float64 [B], the rewards' population variance so far; 0 where fewer than two are scored."""
-    return tally.variance
-
-
-def posterior(tally: Tally) -> np.ndarray:
-    """float64 [B], E[p (1-p)] under the Jeffreys posterior; 0 where nothing is scored, since nothing is learned there."""
-    alpha, beta = tally.successes + 0.5, tally.scored - tally.successes + 0.5
-    total = alpha + beta
-    return np.where(tally.scored > 0, alpha * beta / (total * (total + 1)), 0.0)
-
-
-SCORES = {"variance": variance, "posterior": posterior}

@@ -20,6 +20,7 @@ class Request:
     first_index: int
     count: int
     stream: int  # streams.TRAIN or streams.EVAL
+    one_by_one: bool = False  # each rollout is wanted as it ends; else an engine may hand back all of a request together
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,26 +1,28 @@
 """The policy update: rollouts of a step to optimizer steps, with the guards that keep bad numbers out of the weights."""
 
+import functools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vipfast.config import Config
+from vipfast.distributed import ALONE, Ranks
 from vipfast.errors import NonFiniteError, SyncError, UsageError
 from vipfast.kernels.launch import choose
 from vipfast.kernels.policy_loss import add_sums
 from vipfast.learn.batch import StepTensors, upload
-from vipfast.learn.pack import MicroBatch, choose_packing, pack, padding_share
+from vipfast.learn.optimizer import make_optimizer
+from vipfast.learn.pack import MicroBatch, blank, choose_packing, pack, padding_share
 from vipfast.learn.policy import Policy
 from vipfast.learn.schedule import learning_rate
+from vipfast.learn.sharding import own_part, present_everywhere, shard, whole
+from vipfast.learn.share import shared_out
 from vipfast.learn.trainable import Trainable
 from vipfast.types import Rollouts
-
-BETAS = (0.9, 0.999)
-"""AdamW's moment decays: torch's own defaults, which suit the few and noisy steps of RL as well as .95 would."""
 
 SYNC_TOKENS = 64
 """Fewest trained tokens over which the gap between sampler and trainer is judged."""
@@ -32,11 +34,18 @@ SYNC_TOLERANCE = {"float32": 1e-4, "float64": 1e-4, "bfloat16": 0.05}
 class Learner:
     """Owns the optimizer; changes the model in place.
 
+    With several ranks each trains the rows it is dealt, of the whole step's weights, so gradients are summed: by FSDP2 layer by
+    layer, otherwise once per optimizer step, after accumulation, with a plain all-reduce. (torch's DDP would hide that exchange
+    behind the last of many passes, and ask in return for equal passes, averages instead of sums, and a wrapper.) All ranks call
+    every method alike.
+
     Args:
         model: a causal language model whose parameters with ``requires_grad`` are trained.
         config: resolved, i.e. learning_rate, max_new_tokens, dtype and device are given.
         pad_id: fills rectangles; any valid id.
         ref_model: the policy KL is measured to; needed when config.beta > 0.
+        ranks: who trains.
+        parallel: "ddp", all of the model on every rank, or "fsdp", shards; of no account for a process alone.
 
     Raises:
         UsageError: no reference model for a KL term, a model whose head is not a plain linear layer, or one that cannot be
@@ -46,10 +55,19 @@ class Learner:
     Attributes: ``backend`` of the loss, "triton" or "torch".
     """
 
-    def __init__(self, model: nn.Module, config: Config, pad_id: int, ref_model: nn.Module | None = None):
+    def __init__(
+        self,
+        model: nn.Module,
+        config: Config,
+        pad_id: int,
+        ref_model: nn.Module | None = None,
+        ranks: Ranks = ALONE,
+        parallel: str = "ddp",
+    ):
         if config.beta > 0 and ref_model is None:
             raise UsageError(f"--beta {config.beta}: a KL term needs a reference model; pass ref_model, or set --beta 0")
-        self.config, self.pad_id = config, pad_id
+        self.config, self.pad_id, self.ranks = config, pad_id, ranks
+        self.sharded = parallel == "fsdp" and ranks.size > 1
         self.backend, _ = choose(config.device, config.kernels)
         self.packing = choose_packing(config.packing, config.device, config.dtype)
         shared = dict(
@@ -58,22 +76,23 @@ class Learner:
         )  # fmt: skip
         self.policy = Policy(model, train=True, **shared)
         self.reference = Policy(ref_model, train=False, **shared) if config.beta > 0 else None
+        if self.sharded:
+            for policy in filter(None, (self.policy, self.reference)):
+                shard(policy)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        # Norm gains and biases have no scale to shrink towards.
-        groups = [
-            {"params": [p for p in self.parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-            {"params": [p for p in self.parameters if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        self.optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=config.learning_rate, betas=BETAS, fused=True)
+        self.optimizer = make_optimizer(self.parameters, config)
         self.num_skipped = 0
         self.nonfinite_in_a_row = 0
 
-    def update(self, rollouts: Rollouts, step: int) -> dict[str, float | int | None]:
+    def update(
+        self, rollouts: Rollouts, step: int, mark: Callable[[str], None] = lambda phase: None
+    ) -> dict[str, float | int | None]:
         """Train on one step's rollouts.
 
         Args:
             rollouts: the whole step.
             step: its number from 0; names the learning rate and the order of mini-batches.
+            mark: told "logprob" and "update" as these phases end, the first only if it was any work.
 
         Returns:
             Metrics under their names in metrics.jsonl; None where undefined, e.g. entropy when nothing was trained.
@@ -83,9 +102,12 @@ class Learner:
             NonFiniteError: config.max_nonfinite steps in a row had a non-finite loss or gradient norm (each was skipped).
         """
         started = time.perf_counter()
-        config, data = self.config, Trainable.of(rollouts, self.config)
+        config, data = self.config, shared_out(Trainable.of(rollouts, self.config), step, self.ranks)
+        rollouts = data.rollouts
         tensors = StepTensors.of(data, self.policy.device)
         old_T, ref_T = self._logprobs(data, need_old=config.updates_per_step * config.epochs > 1)
+        if old_T is not None or ref_T is not None:
+            mark("logprob")
         logprob_s = time.perf_counter() - started
         lr = learning_rate(config, step)
         for group in self.optimizer.param_groups:
@@ -101,9 +123,10 @@ class Learner:
             loss, sums = self._accumulate(tensors, micro_batches, weight_R, old_T, ref_T)
             if not losses and old_T is None:
                 self.check_sync(_mean(sums, "gap") if sums["tokens"] >= SYNC_TOKENS else None)
+            self._add_up_gradients()
             norm = nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm)
             losses.append(loss)
-            norms.append(float(norm))
+            norms.append(float(whole(norm)))
             packed += micro_batches
             all_sums = add_sums(all_sums, sums)
             first_sums = add_sums(first_sums, sums) if epoch == 0 else first_sums
@@ -111,6 +134,7 @@ class Learner:
                 break
             self.optimizer.step()
         self.optimizer.zero_grad()
+        mark("update")
         self._count(losses, norms)
         enough = bool(first_sums) and first_sums["tokens"] >= SYNC_TOKENS
         return {
@@ -125,7 +149,7 @@ class Learner:
             "train/grad_norm": _finite(float(np.mean(norms))) if norms else 0.0,
             "train/lr": lr,
             "train/skipped": self.num_skipped,
-            "train/padding_share": padding_share(packed),
+            "train/padding_share": padding_share(packed, self.ranks),
             "train/trained_rollouts": len(data.rows_r),
             "train/advantage_abs_mean": data.advantage_abs_mean,
             "time/logprob_s": logprob_s,
@@ -135,10 +159,7 @@ class Learner:
     def sync_gap(self, rollouts: Rollouts) -> float | None:
         """Mean abs(logp_train - sampler_logp) over all sampled tokens, nats; None below 64 of them. Nothing is updated."""
         rows_r = np.flatnonzero(rollouts.lengths_R > 0)
-        if rollouts.loss_mask.sum() < SYNC_TOKENS:
-            return None
-        logp_T = self._logprob_of(self.policy, rollouts, rows_r).cpu().numpy()
-        return float(np.abs(logp_T - rollouts.sampler_logp)[rollouts.loss_mask].mean(dtype=np.float64))
+        return self._gap(self._logprob_of(self.policy, rollouts, rows_r), rollouts, rollouts.loss_mask)
 
     def check_sync(self, gap: float | None) -> None:
         """Stop the run when the sampler's log-probs are not this policy's; None (too few tokens) passes.
@@ -156,24 +177,62 @@ class Learner:
             )
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and parameters of the model, as an engine takes them."""
-        return self.policy.model.named_parameters()
+        """Names and parameters of the model, as an engine takes them; shards are gathered one parameter at a time."""
+        for name, parameter in self.policy.model.named_parameters():
+            yield name, whole(parameter.detach())
 
     def state_dict(self) -> dict:
-        """Optimizer and counters; the model's weights are saved with the model."""
+        """Optimizer and counters, whole whatever the ranks, so that any other number of them can go on; the model's weights are
+        saved with the model. Of shards only rank 0 keeps what all have gathered, in main memory.
+        """
+        optimizer = self.optimizer.state_dict()
+        if self.sharded:
+            optimizer["state"] = {
+                index: {name: self._kept(value) for name, value in moments.items()}
+                for index, moments in optimizer["state"].items()
+            }
         return {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": optimizer,
             "num_skipped": self.num_skipped,
             "nonfinite_in_a_row": self.nonfinite_in_a_row,
         }
 
     def load_state_dict(self, state: dict) -> None:
-        self.optimizer.load_state_dict(state["optimizer"])
+        optimizer = state["optimizer"]
+        if self.sharded:
+            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            own = {
+                index: {name: own_part(x, parameters[index]) if x.ndim else x for name, x in moments.items()}
+                for index, moments in optimizer["state"].items()
+            }
+            optimizer = {**optimizer, "state": own}
+        self.optimizer.load_state_dict(optimizer)
         self.num_skipped = state["num_skipped"]
         self.nonfinite_in_a_row = state["nonfinite_in_a_row"]
 
+    def whole_weights(self) -> dict[str, Tensor] | None:
+        """Sharded weights gathered into rank 0's main memory ({} elsewhere); None where the model holds its own."""
+        if not self.sharded:
+            return None
+        every = {name: self._kept(parameter) for name, parameter in self.policy.model.named_parameters()}
+        return every if self.ranks.rank == 0 else {}
+
+    def _kept(self, tensor: Tensor) -> Tensor | None:
+        full = whole(tensor.detach())
+        return full.cpu() if self.ranks.rank == 0 else None
+
     def _pack(self, rollouts: Rollouts, rows_r: np.ndarray) -> list[MicroBatch]:
-        return pack(rollouts, rows_r, self.config.micro_batch_tokens, self.pad_id, self.packing.kind)
+        """Passes over those of the rows that are here; blank ones behind them, so that all ranks make equally many."""
+        own = rows_r[rollouts.held_R[rows_r]]
+        parts = pack(rollouts, own, self.config.micro_batch_tokens, self.pad_id, self.packing.kind)
+        return parts + [blank(self.pad_id)] * (max(self.ranks.gather(len(parts))) - len(parts))
+
+    def _add_up_gradients(self) -> None:
+        """The whole step's gradient on every rank; FSDP2 has done so in the backward pass."""
+        if self.ranks.size == 1 or self.sharded:
+            return
+        used = np.any(self.ranks.gather([p.grad is not None for p in self.parameters]), axis=0)
+        self.ranks.add_up(present_everywhere(self.parameters, used))
 
     def _logprob_of(self, policy: Policy, rollouts: Rollouts, rows_r: np.ndarray) -> Tensor:
         """[T] log-probs of the rows' tokens over the whole step, NaN elsewhere."""
@@ -181,7 +240,16 @@ class Learner:
         with torch.no_grad():
             for batch in upload(self._pack(rollouts, rows_r), policy.device):
                 logp_T[batch.tokens_T] = policy(batch)
+        if self.sharded:
+            policy.reshard()  # the root waits for a backward pass that does not come
         return logp_T
+
+    def _gap(self, logp_T: Tensor, rollouts: Rollouts, mask_T: np.ndarray) -> float | None:
+        """Mean abs(logp - sampler_logp) over the masked tokens of all ranks; None below SYNC_TOKENS of them."""
+        here_T = mask_T & np.repeat(rollouts.held_R, rollouts.lengths_R)
+        gap_T = np.abs(logp_T.cpu().numpy() - rollouts.sampler_logp)[here_T]
+        total, count = np.sum(self.ranks.gather((gap_T.sum(dtype=np.float64), len(gap_T))), axis=0)
+        return float(total / count) if count >= SYNC_TOKENS else None
 
     def _logprobs(self, data: Trainable, need_old: bool) -> tuple[Tensor | None, Tensor | None]:
         """Log-probs of all trained rows before the first optimizer step and under the reference; None where not needed."""
@@ -191,15 +259,13 @@ class Learner:
             return None, ref_T
         old_T = self._logprob_of(self.policy, rollouts, rows_r)
         trained_T = data.mask_T & np.repeat(np.isin(np.arange(rollouts.num_rollouts), rows_r), rollouts.lengths_R)
-        if trained_T.sum() >= SYNC_TOKENS:
-            gap_T = np.abs(old_T.cpu().numpy() - rollouts.sampler_logp)[trained_T]
-            self.check_sync(float(gap_T.mean(dtype=np.float64)))
+        self.check_sync(self._gap(old_T, rollouts, trained_T))
         return old_T, ref_T
 
     def _accumulate(
         self, tensors: StepTensors, micro_batches: list[MicroBatch], weight_R: np.ndarray, *before: Tensor | None
     ) -> tuple[float, dict[str, Tensor]]:
-        """Add the gradient of one optimizer step into ``.grad``; returns the loss and its sums, on the host.
+        """Add the gradient of one optimizer step into ``.grad``; returns the loss and its sums over all ranks, on the host.
 
         ``before``: log-probs before the first update and of the reference, [T] over the step or None.
         """
@@ -212,7 +278,8 @@ class Learner:
             loss, sums = loss + result.loss.detach(), add_sums(sums, result.sums)
         # The host has run ahead so far; this waits for the device once.
         loss, *totals = torch.stack([loss.double(), *(sums[name].double() for name in sums)]).cpu()
-        return float(loss), dict(zip(sums, totals))
+        parts = self.ranks.gather((float(loss), dict(zip(sums, totals))))
+        return sum(loss for loss, _ in parts), functools.reduce(add_sums, (sums for _, sums in parts))
 
     def _count(self, losses: list[float], norms: list[float]) -> None:
         """Keep the counts of skipped steps; a step that trained nothing neither adds to nor ends a row of them."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vipfast import streams
+from vipfast.distributed import ALONE, Ranks
 from vipfast.types import Rollouts
 
 RECTANGLE_COST = 96
@@ -44,7 +45,7 @@ def choose_packing(packing: str, device: str, dtype: str) -> Packing:
         return Packing("varlen", "flash_attention_2", "flash-attn's varlen attention")
     if packing == "varlen":
         return Packing("varlen", None, f"SDPA with a block-diagonal mask, because {missing}")
-    return Packing("rectangles", None, missing)
+    return Packing("rectangles", None, f"SDPA, because {missing}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,10 +186,11 @@ def _micro_batch(rollouts: Rollouts, rows_r: np.ndarray, pad_id: int, packed: bo
     )
 
 
-def padding_share(micro_batches: Sequence[MicroBatch]) -> float | None:
-    """Padded tokens over all tokens of the body's passes; None without any."""
-    total = sum(part.input_ids.size for part in micro_batches)
-    return sum(part.num_padding for part in micro_batches) / total if total else None
+def padding_share(micro_batches: Sequence[MicroBatch], ranks: Ranks = ALONE) -> float | None:
+    """Padded tokens over all tokens of the body's passes on all ranks; None without any."""
+    own = sum(part.num_padding for part in micro_batches), sum(part.input_ids.size for part in micro_batches)
+    padding, total = np.sum(ranks.gather(own), axis=0).tolist()
+    return padding / total if total else None
 
 
 def deal_prompts(

@@ -21,10 +21,9 @@ RECTANGLES = Packing("rectangles", None, "the default")
 class Policy(nn.Module):
     """The model and its loss in one module, whose ``forward`` is the only place that touches a weight.
 
-    So it can be the root of a sharded model: ``fully_shard`` each layer, then the policy, and the head's weight is gathered
-    with the embedding and the norm before ``forward`` and its gradient reduced with theirs. Loss weights describe the whole
-    step over all ranks, so gradients of ranks are to be summed: under FSDP2 set_gradient_divide_factor(1) on every sharded
-    module; DDP can only average, so multiply the loss by the number of ranks. A rank without rows left passes ``pack.blank``.
+    So it can be the root of a sharded model (learn/sharding.py): the head's weight is gathered with the embedding and the norm
+    before ``forward`` and its gradient reduced with theirs. Loss weights describe the whole step over all ranks, so gradients
+    of ranks are summed. A rank without rows left passes ``pack.blank``.
 
     Dropout is off, also while training: log-probs must be those that were sampled from.
 

@@ -16,17 +16,23 @@ def checkpointed_layers(body: nn.Module) -> list[nn.Module]:
     Raises:
         UsageError: the model says that it cannot, or marks no layer.
     """
+    layers = outermost_layers(body)
+    if not layers or not getattr(body, "supports_gradient_checkpointing", False):
+        raise UsageError(
+            f"--gradient-checkpointing: {type(body).__name__} does not support it; leave it out and lower "
+            "--micro-batch-tokens instead"
+        )
+    return layers
+
+
+def outermost_layers(body: nn.Module) -> list[nn.Module]:
+    """The layers of a transformer, as transformers itself marks them; none inside another."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers: dict[str, nn.Module] = {}
     for name, module in body.named_modules():
         if isinstance(module, GradientCheckpointingLayer) and not any(name.startswith(f"{outer}.") for outer in layers):
             layers[name] = module
-    if not layers or not getattr(body, "supports_gradient_checkpointing", False):
-        raise UsageError(
-            f"--gradient-checkpointing: {type(body).__name__} does not support it; leave it out and lower "
-            "--micro-batch-tokens instead"
-        )
     return list(layers.values())
 
 

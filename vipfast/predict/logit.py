@@ -91,7 +91,7 @@ def condition(mean_B: Any, variance_B: Any, k_B: Any, n_B: Any, shift_B: Any) ->
 
 
 def common_shift(logit_BQ: np.ndarray, weight_BQ: np.ndarray, k_B: np.ndarray, n_B: np.ndarray, variance: float) -> float:
-    """The likeliest shift d, N(0, variance) before, if every logit was d higher than expected when k of n came out.
+    """The likeliest shift d, N(0, variance) before, if every logit was d higher than expected when k of n came out; within 1.5.
 
     Newton on sum_B log sum_Q w s(g + d)^k s(-g - d)^(n-k) - d^2 / (2 variance).
     """

@@ -3,6 +3,8 @@
 import re
 from fractions import Fraction
 
+from vipfast.types import ZERO_ONE
+
 _NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?")
 _ANSWER_LINE = re.compile(r"(?:####|[Aa]nswer\s*(?:is)?\s*:)\s*(.+)")
 # Bounded, since the text is sampled: Fraction("1e999999999") alone would never return.
@@ -57,3 +59,6 @@ def reward(completions: list[str], answers: list[str], metadata: list[dict]) -> 
     """1.0 where the completion's final answer equals the gold answer, 0.0 where not; None where the gold is empty."""
     golds = [gold_answer(str(answer)) for answer in answers]
     return [float(final_answer(text) == gold) if gold else None for text, gold in zip(completions, golds)]
+
+
+reward.reward_range = ZERO_ONE

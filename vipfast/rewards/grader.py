@@ -9,10 +9,13 @@ import numpy as np
 
 from vipfast.engine.base import Finished
 from vipfast.errors import RewardError
-from vipfast.types import Finish, Prompt
+from vipfast.types import Finish, Prompt, RewardRange
 
 Reward = Callable[[list[str], list[Any], list[dict]], Sequence[float | None]]
-"""(completions, answers, metadata) -> one finite number, or None for "cannot be graded", per completion."""
+"""(completions, answers, metadata) -> one finite number, or None for "cannot be graded", per completion.
+
+An attribute ``reward_range`` (``types.RewardRange``) promises where these numbers lie; ``--round-mode early`` makes use of it.
+"""
 
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -21,13 +24,18 @@ _LARGEST = float(np.finfo(np.float32).max)
 class Grader:
     """Decodes finished rollouts and grades them; counts what could not be graded.
 
-    Attributes: ``num_errors`` int, rollouts left unscored because the reward raised, since somebody set it to 0.
+    Attributes: ``num_errors`` int, rollouts left unscored because the reward raised, since somebody set it to 0;
+    ``reward_range``, what the reward promises, None where it promises nothing.
     """
 
     def __init__(self, reward: Reward, tokenizer, *, truncated: str = "grade", max_errors: int = 16):
         self.reward, self.tokenizer = reward, tokenizer
         self.truncated, self.max_errors = truncated, max_errors
         self.num_errors = self.errors_in_a_row = 0
+        self.reward_range = getattr(reward, "reward_range", None)
+        if truncated == "zero" and self.reward_range and not self.reward_range.holds(0.0):
+            low, high = self.reward_range.low, self.reward_range.high
+            self.reward_range = RewardRange(min(low, 0.0), max(high, 0.0))
 
     def decode(self, finished: Sequence[Finished]) -> list[str]:
         return self.tokenizer.batch_decode([row.tokens for row in finished], skip_special_tokens=True)
@@ -43,8 +51,8 @@ class Grader:
             float64, one per rollout; NaN = unscored (engine error, reward None or NaN, or the reward raised).
 
         Raises:
-            RewardError: a wrong number of values, a value that is no number, an infinite value, or ``max_errors`` exceptions
-                in a row.
+            RewardError: a wrong number of values, a value that is no number, an infinite value or one outside the promised
+                range, or ``max_errors`` exceptions in a row.
         """
         rewards = np.full(len(finished), np.nan)
         graded = [i for i, row in enumerate(finished) if row.finish != Finish.ERROR]
@@ -53,6 +61,15 @@ class Grader:
         for i in graded:
             if self.truncated == "zero" and finished[i].finish == Finish.LENGTH:
                 rewards[i] = 0.0
+        return self._in_range(rewards)
+
+    def _in_range(self, rewards: np.ndarray) -> np.ndarray:
+        if self.reward_range is not None:
+            for reward in rewards[~np.isnan(rewards)]:
+                if not self.reward_range.holds(reward):
+                    raise RewardError(
+                        f"the reward returned {reward:g}, outside its own reward_range {self.reward_range}; mend one of them"
+                    )
         return rewards
 
     def _call(self, texts: list[str], prompts: list[Prompt]) -> list[float]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vipfast.errors import DataError
+from vipfast.types import ZERO_ONE
 
 ASSETS = Path(__file__).parent.parent / "assets"
 SPLITS = {"train": 4096, "heldout": 512}
@@ -161,3 +162,6 @@ def reward(completions: list[str], answers: list[str], metadata: list[dict]) -> 
         ValueError: completions and answers differ in length.
     """
     return [float(completion.strip() == answer) for completion, answer in zip(completions, answers, strict=True)]
+
+
+reward.reward_range = ZERO_ONE

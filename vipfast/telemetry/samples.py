@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from vipfast import atomic, streams
+from vipfast.distributed import Ranks
 from vipfast.types import Finish, Rollouts
 
 COLUMNS = ("uid", "prompt", "completion", "answer", "reward", "index", "round", "finish")
@@ -23,13 +24,12 @@ def sample_rows(rollouts: Rollouts, decode: Callable[[list[int]], str], count: i
         decode: token ids -> text.
 
     Returns:
-        one dict per rollout with the keys of COLUMNS; ``reward`` is None where unscored.
+        one dict per rollout with the keys of COLUMNS; ``reward`` is None where unscored. Rows that other ranks hold are left
+        out; ``gathered_rows`` has them all.
     """
-    slots = rollouts.group_R
-    uids = np.array([streams.uid_hash(prompt.uid) for prompt in rollouts.prompts], np.uint64)[slots]
-    order = np.argsort(streams.keys(streams.ORDER, seed, step, uids, rollouts.index), kind="stable")
+    slots, picked = rollouts.group_R, _picked(rollouts, count, seed, step)
     rows = []
-    for row in np.sort(order[:count]):
+    for row in picked[rollouts.held_R[picked]]:
         prompt = rollouts.prompts[slots[row]]
         tokens = rollouts.tokens[rollouts.token_offsets[row] : rollouts.token_offsets[row + 1]]
         reward, answer = float(rollouts.reward[row]), prompt.answer
@@ -45,6 +45,24 @@ def sample_rows(rollouts: Rollouts, decode: Callable[[list[int]], str], count: i
         )
         rows.append(dict(zip(COLUMNS, values, strict=True)))
     return rows
+
+
+def gathered_rows(
+    rollouts: Rollouts, decode: Callable[[list[int]], str], count: int, seed: int, step: int, ranks: Ranks
+) -> list[dict]:
+    """``sample_rows`` over all ranks: those of a process that holds every row."""
+    own = sample_rows(rollouts, decode, count, seed, step)
+    if rollouts.holder_R is None:
+        return own
+    parts = [iter(part) for part in ranks.gather(own)]
+    return [next(parts[rank]) for rank in rollouts.holder_R[_picked(rollouts, count, seed, step)]]
+
+
+def _picked(rollouts: Rollouts, count: int, seed: int, step: int) -> np.ndarray:
+    """The rows of the sample, ascending."""
+    uids = np.array([streams.uid_hash(prompt.uid) for prompt in rollouts.prompts], np.uint64)[rollouts.group_R]
+    order = np.argsort(streams.keys(streams.ORDER, seed, step, uids, rollouts.index), kind="stable")
+    return np.sort(order[:count])
 
 
 def write_samples(path: Path, rows: Sequence[dict[str, Any]]) -> None:

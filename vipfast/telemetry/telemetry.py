@@ -143,6 +143,21 @@ class Telemetry:
         return {**lines, "folder": str(self.run_dir)}
 
 
+class NoTelemetry:
+    """Takes a ``Telemetry``'s place on ranks other than 0, which write and show nothing."""
+
+    def log(self, *line: Any) -> None: ...
+
+    def say(self, message: str) -> None: ...
+
+    def close(self, summary: Mapping[str, str] | None = None) -> None: ...
+
+    def __enter__(self) -> "NoTelemetry":
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl, [] if there is none. A torn last line, left by a killed process, is cut off the file."""
     path = Path(path)

@@ -1,0 +1,174 @@
+"""Whether a run fits its GPU, told before anything is loaded, and the share of the GPU that vLLM gets."""
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable
+
+from vipfast import memory
+from vipfast.config import Config
+from vipfast.errors import UsageError
+from vipfast.memory import VLLM_WORKSPACE_BYTES, awake_state, training_state
+from vipfast.model_facts import ModelFacts
+
+RESERVE_BYTES = 4_000_000_000
+"""Left free when vLLM's share is chosen: CUDA's context, NCCL, CuPy, and a forward pass that checks the sampler's log-probs."""
+
+LARGEST_SHARE = 0.5
+"""Of a GPU, for a whole training state; a larger one is split where there are GPUs to share it."""
+
+LORA_RANK = 32
+"""The rank of adapters that errors propose."""
+
+UNKNOWN_SHARE = 0.5
+"""vLLM's share where the GPU's size or the model's is not known."""
+
+
+def max_shards(config: Config) -> int:
+    """GPUs that can share the training state: torchrun's processes, unless its moments are kept in a way of their own."""
+    whole = config.parallel == "ddp" or config.offload_optimizer or config.optimizer != "adamw"
+    return 1 if whole else int(os.environ.get("WORLD_SIZE", 1))
+
+
+def choose_shards(config: Config, facts: ModelFacts, gpu_bytes: float | None) -> int:
+    """1 where weights, gradients and Adam state leave half of a GPU, else ``max_shards``."""
+    if gpu_bytes is None or sum(training_state(config, facts).values()) <= LARGEST_SHARE * gpu_bytes:
+        return 1
+    return max_shards(config)
+
+
+def vllm_share(config: Config, facts: ModelFacts, gpu_bytes: float, shards: int = 1) -> tuple[float, str]:
+    """A value for ``--vllm-memory`` and the reason: what a step's rollouts can use, or what training leaves.
+
+    Raises:
+        UsageError: training leaves less than vLLM's weights and one rollout need.
+    """
+    longest, most = _needs(config, facts)
+    free = gpu_bytes - sum(awake_state(config, facts, shards).values()) - RESERVE_BYTES
+    if free < longest:
+        helps = _helps(config, facts, shards, awake_state, gpu_bytes - RESERVE_BYTES - longest)
+        raise UsageError(
+            f"--engine {config.engine}: vLLM's weights, its work space and one rollout take {_gb(longest)}, and of the GPU's "
+            f"{_gb(gpu_bytes)} training keeps {_sum(awake_state(config, facts, shards))} while it is awake; {helps}, or "
+            "--engine transformers"
+        )
+    if most < free:
+        share = math.ceil(100 * most / gpu_bytes) / 100
+        return share, f"of {_gb(gpu_bytes)}: {_gb(most)} hold a step's rollouts at full length"
+    kept = f"training keeps {_gb(gpu_bytes - free - RESERVE_BYTES)} while vLLM is awake, {_gb(RESERVE_BYTES)} stay free"
+    return math.floor(100 * free / gpu_bytes) / 100, f"of {_gb(gpu_bytes)}: {kept}"
+
+
+def check_training(config: Config, facts: ModelFacts, gpu_bytes: float, shards: int = 1) -> None:
+    """Refuse a model whose training state alone is more than the GPU. Activations, which are estimated, refuse nothing.
+
+    Args:
+        config: device and dtype are resolved.
+        gpu_bytes: memory of the whole GPU.
+        shards: GPUs over which the training state can be split.
+
+    Raises:
+        UsageError: with the numbers and what helps.
+    """
+    state = training_state(config, facts, shards)
+    if sum(state.values()) > gpu_bytes:
+        each = sum(training_state(config, facts).values()) / facts.num_parameters
+        over = f" over {shards} GPUs" if shards > 1 else ""
+        raise UsageError(
+            f"--model {config.model}: training its {facts.num_parameters / 1e9:.3g} billion parameters takes {_sum(state)} "
+            f"before any activation ({each:.3g} bytes a parameter{over}), and the GPU has {_gb(gpu_bytes)}; "
+            f"{_helps(config, facts, shards, training_state, gpu_bytes)}"
+        )
+
+
+def check_share(config: Config, facts: ModelFacts, gpu_bytes: float, shards: int = 1) -> None:
+    """Refuse a ``--vllm-memory`` that cannot be.
+
+    Args:
+        config: resolved, vllm_memory is given.
+        gpu_bytes, shards: as above.
+
+    Raises:
+        UsageError: the share and what training keeps while vLLM is awake are more than the GPU, or the share is too small for
+            vLLM's weights and one rollout; with the numbers and what helps.
+    """
+    share, kept = config.vllm_memory * gpu_bytes, awake_state(config, facts, shards)
+    asked = f"--vllm-memory {config.vllm_memory:g}: that fraction of the whole GPU is {_gb(share)} of {_gb(gpu_bytes)}"
+    if share + sum(kept.values()) > gpu_bytes:
+        best, _ = vllm_share(config, facts, gpu_bytes, shards)
+        helps = _helps(config, facts, shards, awake_state, gpu_bytes - share)
+        raise UsageError(f"{asked}, and training keeps {_sum(kept)} while vLLM is awake; use --vllm-memory {best:g}; {helps}")
+    longest, _ = _needs(config, facts)
+    if share < longest:
+        raise UsageError(
+            f"{asked}, and vLLM's weights, its work space and one rollout take {_gb(longest)}; use more, or leave it out"
+        )
+
+
+def check_main_memory(config: Config, facts: ModelFacts) -> None:
+    """Refuse offloaded moments that this machine's main memory cannot hold.
+
+    Raises:
+        UsageError: AdamW's moments of all of the machine's processes are more than its memory.
+    """
+    ranks, total = int(os.environ.get("WORLD_SIZE", 1)), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    needed = ranks * memory.offloaded_bytes(config, facts)
+    if needed > total:
+        raise UsageError(
+            f"--offload-optimizer: AdamW's moments take {_gb(needed)}{f' in {ranks} processes' if ranks > 1 else ''}, and this "
+            f"machine has {_gb(total)} of main memory; use --optimizer adamw8bit or --lora-rank {LORA_RANK} instead"
+        )
+
+
+def verdict(config: Config, phases: dict[str, dict[str, float]], gpu_bytes: float) -> str:
+    """A line on an ``estimate``: which phase takes most of the GPU, and what lowers it where it is too much."""
+    sizes = {phase: size for phase, size in memory.totals(phases).items() if phase != "always"}
+    phase = max(sizes, key=sizes.get)
+    line = f"{_gb(gpu_bytes)} of GPU memory: most is taken in {phase}, {_gb(sizes[phase])}"
+    if sizes[phase] <= gpu_bytes:
+        return line
+    helps = ["--engine vllm, which lets rollouts wait for room", "a lower --max-new-tokens or --prompts-per-step"]
+    if phase not in ("generate", "evaluate"):
+        asked = (config.gradient_checkpointing, config.lora_rank, config.offload_optimizer)
+        named = ("--gradient-checkpointing", "--lora-rank", "--offload-optimizer")
+        helps = ["a lower --micro-batch-tokens", *(name for name, given in zip(named, asked) if not given)]
+    return f"{line}, too much; what helps: {', '.join(helps)}"
+
+
+def _needs(config: Config, facts: ModelFacts) -> tuple[float, float]:
+    """Bytes vLLM needs for one rollout, and those it can use for a step's, prompts shared among their rollouts."""
+    fixed = memory.vllm_weights(config, facts) + VLLM_WORKSPACE_BYTES
+    token, longest = (
+        memory.kv_bytes(config, facts) / config.tensor_parallel_size,
+        config.max_prompt_tokens + config.max_new_tokens,
+    )
+    step = config.prompts_per_step * config.max_prompt_tokens + config.budget * config.max_new_tokens
+    return fixed + token * longest, fixed + token * step
+
+
+def _helps(config: Config, facts: ModelFacts, shards: int, state: Callable[..., dict[str, float]], room_bytes: float) -> str:
+    """What would bring ``state`` down to the room there is, each with the bytes it leads to."""
+    changes = {}
+    if not config.lora_rank:
+        changes[f"--lora-rank {LORA_RANK}"] = dict(lora_rank=LORA_RANK)
+    if shards == 1 and not config.offload_optimizer:
+        changes["--offload-optimizer"] = dict(offload_optimizer=True, optimizer="adamw")
+        if config.optimizer == "adamw" and config.dtype != "float64":
+            changes["--optimizer adamw8bit"] = dict(optimizer="adamw8bit")
+    sizes = {name: sum(state(dataclasses.replace(config, **change), facts).values()) for name, change in changes.items()}
+    plain = dataclasses.replace(config, offload_optimizer=False, optimizer="adamw")
+    for gpus in range(shards + 1, 1025):
+        shared = sum(state(plain, facts, gpus).values())
+        if shared <= room_bytes:
+            sizes[f"{gpus} GPUs (torchrun) that share it"] = shared
+            break
+    told = [f"{name} ({_gb(size)})" for name, size in sizes.items() if size <= room_bytes]
+    return f"what helps: {', '.join(told)}" if told else "a smaller model, or a larger GPU"
+
+
+def _sum(parts: dict[str, float]) -> str:
+    return f"{_gb(sum(parts.values()))} ({', '.join(f'{name} {_gb(size)}' for name, size in parts.items())})"
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"

@@ -1,0 +1,67 @@
+"""How the ranks of a run hold the policy: each all of it (ddp), or a shard of every weight (FSDP2's ``fully_shard``)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from vipfast.config import Config
+from vipfast.learn.policy import Policy
+from vipfast.learn.recompute import outermost_layers
+
+LARGEST_SHARE = 0.5
+"""Of a GPU's memory, for weights, gradients and Adam state; the rest is for activations, the head and the sampler."""
+
+
+def choose_parallel(config: Config, num_ranks: int, model: nn.Module) -> tuple[str, str]:
+    """Resolve ``--parallel`` for a loaded model, which each rank has held whole once: "ddp" or "fsdp", and why."""
+    state = sum(p.numel() * p.element_size() * (4 if p.requires_grad else 1) for p in model.parameters())
+    told = f"weights, gradients and Adam state take {state / 1e9:.3g} GB"
+    if num_ranks == 1:
+        return "ddp", "one process"
+    if config.parallel != "auto":
+        return config.parallel, f"given; {told}"
+    if config.offload_optimizer or config.optimizer != "adamw":
+        return "ddp", "AdamW's moments are whole in main memory or in 8 bits"
+    if config.device != "cuda":
+        return "ddp", f"{told} for each process of a CPU"
+    memory = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    shards = state > LARGEST_SHARE * memory
+    return "fsdp" if shards else "ddp", f"{told} of {memory / 1e9:.3g} GB, and half of it is the limit for whole copies"
+
+
+def shard(policy: Policy) -> None:
+    """Shard the layers, then the root with embedding, norm and head, in place. Gradients are summed over the ranks."""
+    from torch.distributed.fsdp import fully_shard
+
+    for module in (*outermost_layers(policy.body), policy):
+        fully_shard(module).set_gradient_divide_factor(1.0)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A sharded tensor gathered from all ranks, which all call this; any other as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def own_part(full: Tensor, like: Tensor) -> Tensor:
+    """What this rank keeps of a whole tensor, sharded as ``like`` is; the whole where that is not sharded."""
+    if not isinstance(like, DTensor):
+        return full
+    # fully_shard cuts the first dimension as torch.chunk does; a rank behind the last piece keeps none.
+    mesh = like.device_mesh
+    pieces = full.chunk(mesh.size())
+    piece = pieces[mesh.get_local_rank()] if mesh.get_local_rank() < len(pieces) else full[:0]
+    local = piece.to(like.device, like.dtype).clone()
+    return DTensor.from_local(local, mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
+
+
+def present_everywhere(parameters: Sequence[nn.Parameter], used: Sequence[bool]) -> list[Tensor]:
+    """The gradients of parameters that some rank has used; zeros are made where this one has not."""
+    found = []
+    for parameter, somewhere in zip(parameters, used):
+        if somewhere:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            found.append(parameter.grad)
+    return found
