@@ -277,11 +277,7 @@ def test_nan_weights_are_found_before_anything_is_learned(untied):
         while engine.pending:
             engine.step()
     engine.reset()
-    policy = untied_model()
-    engine.sync(policy.named_parameters())
-
-
-# training
+    engine.sync(untied_model().named_parameters())
 
 
 @pytest.fixture
@@ -296,10 +292,8 @@ def trained(starter, monkeypatch, tmp_path):
 
     def make(name, resume=False, **options):
         defaults = dict(steps=3, prompts_per_step=8, rollouts_per_prompt=6.0, vigor_num_rounds=3, heldout_prompts=4)
-        defaults |= dict(
-            eval_every=0, eval_samples=2, checkpoint_every=0, threads=1, device="cpu", engine="vllm", learning_rate=1e-3
-        )
-        return Trainer(Config(**{**defaults, **options}, output_dir=str(tmp_path / name)), resume=resume)
+        defaults |= dict(eval_every=0, eval_samples=2, checkpoint_every=0, threads=1, device="cpu", learning_rate=1e-3)
+        return Trainer(Config(engine="vllm", output_dir=str(tmp_path / name), **{**defaults, **options}), resume=resume)
 
     return make
 
@@ -312,16 +306,11 @@ def still(trainer):
     return [{k: v for k, v in line.items() if not k.startswith(("time/", "speed/", "memory/"))} for line in lines(trainer)]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"allocator": "uniform"},
-        {"allocator": "vip"},
-        {"allocator": "vigor"},
-        {"engine_seeds": "engine", "temperature": 0.8, "lora_rank": 4},
-    ],
-    ids=["uniform", "vip", "vigor", "lora"],
-)
+RUNS = [{"allocator": "uniform"}, {"allocator": "vip"}, {"allocator": "vigor"}, {"round_mode": "streaming"}]
+RUNS.append({"engine_seeds": "engine", "temperature": 0.8, "lora_rank": 4})
+
+
+@pytest.mark.parametrize("options", RUNS, ids=["uniform", "vip", "vigor", "streaming", "lora"])
 def test_three_steps_train_on_what_the_policy_would_have_said(trained, options):
     trainer = trained("r", **options)
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
@@ -354,10 +343,8 @@ def test_one_wrong_weight_in_the_engine_stops_the_run(trained, when):
             trainer.engine.llm.collective_rpc(lambda worker: worker.get_model().model.norm.weight.data[3].mul_(3))
 
     trainer.engine.sync = corrupting
-    moved = trainer.learner.optimizer.step
-    steps = []
+    moved, steps = trainer.learner.optimizer.step, []
     trainer.learner.optimizer.step = lambda *args, **kwargs: steps.append(1) or moved(*args, **kwargs)
     with pytest.raises(SyncError, match="sync_gap .* is above"):
         trainer.run()
-    assert len(steps) == (0 if when == "start" else 1)
-    assert len(syncs) == (1 if when == "start" else 2)
+    assert (len(steps), len(syncs)) == ((0, 1) if when == "start" else (1, 2))
