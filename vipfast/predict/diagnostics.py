@@ -43,19 +43,24 @@ def log_loss(predicted_B: np.ndarray, rate_B: np.ndarray) -> float:
 
 def calibration_slope(logit_B: np.ndarray, rate_B: np.ndarray) -> float | None:
     """Slope b of the maximum-likelihood fit rate ~ sigmoid(a + b logit), by Newton; None where there is no maximum."""
-    X = np.stack([np.ones_like(logit_B), logit_B - logit_B.mean()], 1)
-    beta = np.zeros(2)
+    x = logit_B - logit_B.mean()
+    reach, intercept, slope = float(np.abs(x).max()), 0.0, 0.0
     for _ in range(50):
-        mean = 1 / (1 + np.exp(-np.clip(X @ beta, -30, 30)))
-        hessian = (X * (mean * (1 - mean))[:, None]).T @ X
-        trace, determinant = np.trace(hessian), np.linalg.det(hessian)
-        if determinant <= 1e-12 * trace**2:  # for 2 x 2, nearly the inverse of the condition number
+        mean = 1 / (1 + np.exp(-np.clip(intercept + slope * x, -30, 30)))
+        curvature, left = mean * (1 - mean), rate_B - mean
+        # Newton for two numbers, in plain floats: arrays this small cost more than the arithmetic.
+        bent = curvature * x
+        h00, h01, h11 = float(curvature.sum()), float(bent.sum()), float(bent @ x)
+        determinant = h00 * h11 - h01 * h01
+        if determinant <= 1e-12 * (h00 + h11) ** 2:  # nearly the inverse of the condition number
             return None
-        change = np.linalg.solve(hessian, X.T @ (rate_B - mean))
+        g0, g1 = float(left.sum()), float(left @ x)
+        up, turn = (h11 * g0 - h01 * g1) / determinant, (h00 * g1 - h01 * g0) / determinant
         # Full Newton steps can overshoot where predictions are extreme.
-        beta += change * min(1.0, 2.0 / max(np.abs(X @ change).max(), 1e-12))
-        if np.abs(change).max() < 1e-8:
-            return float(beta[1])
+        part = min(1.0, 2.0 / max(abs(up) + abs(turn) * reach, 1e-12))
+        intercept, slope = intercept + part * up, slope + part * turn
+        if max(abs(up), abs(turn)) < 1e-8:
+            return slope
     return None
 
 
