@@ -127,13 +127,15 @@ def test_only_torchruns_own_variables_make_ranks():
     )
 
 
-def test_a_lost_connection_is_named_and_nothing_else_is():
+def test_a_lost_connection_is_named_and_nothing_else_is(monkeypatch):
+    outlived = []
+    monkeypatch.setattr("vipfast.distributed._outlive_sigterm", lambda: outlived.append(True))  # this process must not
     two = Ranks({"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"})
     with pytest.raises(RankError, match="rank 0 of 2 stops.*--resume"), two.losses_named():
         raise RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer")
     with pytest.raises(RuntimeError, match="shapes") as caught, two.losses_named():
         raise RuntimeError("shapes do not match")
-    assert type(caught.value) is RuntimeError
+    assert type(caught.value) is RuntimeError and outlived == [True]
     with pytest.raises(RewardError), two.losses_named():
         _broken()
 
