@@ -44,7 +44,7 @@ setup(
         ],
         "gpu": ["triton>=3.5,<4", "cupy-cuda13x>=14,<15", "peft>=0.15,<1", "datasets>=3,<6"],
         "adamw8bit": ["bitsandbytes>=0.50,<1"],
-        "vllm": ["vllm>=0.32"],
+        "vllm": ["vllm>=0.32,<0.34"],
         "trackers": ["tensorboard>=2.14,<3", "wandb>=0.19,<1", "trackio>=0.2,<1"],
     },
 )

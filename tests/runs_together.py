@@ -71,6 +71,7 @@ def main() -> None:
         texts = found["texts"][name] = []
         found["codes"][name] = watched(Trainer(config(folder, name)), texts).run()
 
+    found["codes"]["float32"] = Trainer(config(folder, "uniform-float32-fsdp", dtype="float32")).run()
     for mode in ("early", "streaming"):  # each rank decides over its own prompts
         found["codes"][mode] = Trainer(config(folder, f"vigor-{mode}", round_mode=mode)).run()
 

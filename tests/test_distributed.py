@@ -74,6 +74,16 @@ def test_ranks_sample_different_texts_and_together_those_of_one(folder, name):
     assert sorted(here + there) == sorted(single) and len(set(single)) == len(single)
 
 
+def test_shards_sum_in_float32_too(folder):
+    """Another reduction of gloo's than in float64; the texts are the same, so are the weights but for rounding."""
+    assert [rank["codes"]["float32"] for rank in ranks(folder)] == [0, 0]
+    ours, theirs = (load_file(folder / name / "final/model.safetensors") for name in ("uniform-float32-fsdp", "uniform"))
+    assert max(float((ours[name].double() - theirs[name]).abs().max()) for name in theirs) < 2e-3
+    assert lines(folder / "uniform-float32-fsdp")[1]["train/grad_norm"] == pytest.approx(
+        lines(folder / "uniform")[1]["train/grad_norm"], rel=1e-3
+    )
+
+
 @pytest.mark.parametrize("mode", ["early", "streaming"])
 def test_rounds_that_do_not_wait_are_decided_on_each_rank_within_the_budget(folder, mode):
     assert [rank["codes"][mode] for rank in ranks(folder)] == [0, 0]
@@ -133,9 +143,11 @@ def test_a_lost_connection_is_named_and_nothing_else_is(monkeypatch):
     two = Ranks({"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"})
     with pytest.raises(RankError, match="rank 0 of 2 stops.*--resume"), two.losses_named():
         raise RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer")
-    with pytest.raises(RuntimeError, match="shapes") as caught, two.losses_named():
-        raise RuntimeError("shapes do not match")
-    assert type(caught.value) is RuntimeError and outlived == [True]
+    for text in ("shapes do not match", "Cannot use ReduceOp.PREMUL_SUM with Gloo"):
+        with pytest.raises(RuntimeError, match=text) as caught, two.losses_named():
+            raise RuntimeError(text)
+        assert type(caught.value) is RuntimeError
+    assert outlived == [True]
     with pytest.raises(RewardError), two.losses_named():
         _broken()
 

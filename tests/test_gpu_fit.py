@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,9 +30,13 @@ def with_vllm(monkeypatch, installed):
         monkeypatch.setattr(module, "choose_engine", answer)
 
 
+def torchrun(monkeypatch, size):
+    monkeypatch.setattr(gpu_fit, "join", lambda: SimpleNamespace(size=size))
+
+
 @pytest.fixture(autouse=True)
 def no_vllm_and_no_torchrun(monkeypatch):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    torchrun(monkeypatch, 1)
     with_vllm(monkeypatch, installed=False)
 
 
@@ -128,7 +133,7 @@ def test_a_sharded_run_that_is_still_too_large_is_refused(facts):
 def test_torchruns_processes_share_where_one_gpu_is_too_small(facts, monkeypatch):
     config = Config(**GPU, micro_batch_tokens=4096, gradient_checkpointing=True)
     assert gpu_fit.max_shards(config) == gpu_fit.choose_shards(config, facts["7B"], 80e9) == 1
-    monkeypatch.setenv("WORLD_SIZE", "4")
+    torchrun(monkeypatch, 4)
     assert gpu_fit.max_shards(config) == gpu_fit.choose_shards(config, facts["7B"], 80e9) == 4
     assert gpu_fit.choose_shards(config, facts["1.5B"], 80e9) == 1
     assert gpu_fit.choose_shards(config, facts["7B"], 244e9) == gpu_fit.choose_shards(config, facts["7B"], None) == 1
@@ -187,7 +192,7 @@ def test_vllm_that_never_sleeps_stays_beside_the_gradients_too(facts):
     config = Config(**GPU, engine="vllm", vllm_memory=0.7)
     gpu_fit.check_share(config, facts["1.5B"], 80e9)
     awake = dataclasses.replace(config, sleep_level=0)
-    with pytest.raises(UsageError, match=r"training keeps 24\.7 GB .*gradients 6\.2 GB.*; use --vllm-memory 0\.29"):
+    with pytest.raises(UsageError, match=r"training keeps 53\.7 GB .*activations 26\.8 GB.*; what helps: --sleep-level 2"):
         gpu_fit.check_share(awake, facts["1.5B"], 80e9)
     sleeps, stays = (memory.estimate(c, facts["1.5B"], 0, {"generate": 1}, gpu_bytes=80e9)["update"] for c in (config, awake))
     assert stays.pop("vLLM") == 56e9 and stays == sleeps
@@ -230,9 +235,9 @@ def test_a_run_asks_its_gpu_before_it_loads_anything(tmp_path, monkeypatch):
     model = folder(tmp_path, "7B")  # there are no weights to load
     with pytest.raises(UsageError, match="takes 121.8 GB"):
         resolve(Config(model=model, threads=1))
-    monkeypatch.setenv("WORLD_SIZE", "4")
+    torchrun(monkeypatch, 4)
     assert resolve(Config(model=model, threads=1))[0].vllm_memory is None
-    monkeypatch.delenv("WORLD_SIZE")
+    torchrun(monkeypatch, 1)
     monkeypatch.setattr(gpu_fit.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 10**7}[name])
     with pytest.raises(UsageError, match="--offload-optimizer: AdamW's moments take 60.9 GB, and this machine has 41.0 GB"):
         resolve(Config(model=model, threads=1, offload_optimizer=True))

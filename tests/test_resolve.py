@@ -320,3 +320,15 @@ def test_processes_share_the_free_cores(monkeypatch):
 def test_options_of_torchrun_do_nothing_for_one_process():
     told = [line for line in resolved(Config(**CPU, parallel="fsdp", dist_timeout=60))[1] if "single process" in line]
     assert [line.split()[1] for line in told] == ["--parallel", "--dist-timeout"]
+
+
+def test_what_ranks_cannot_do_is_refused_before_anything_is_loaded(monkeypatch):
+    two = Ranks({"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"})
+    monkeypatch.setattr(resolve, "join", lambda: two)
+    for options, words in (
+        (dict(tensor_parallel_size=3), "--tensor-parallel-size 3: must divide the number of processes, 2"),
+        (dict(correction="lagged", weighting="rollout", round_mode="early"), "--correction lagged: .*--round-mode early"),
+        (dict(parallel="fsdp", optimizer="adamw8bit"), "--optimizer adamw8bit: its moments cannot be split"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            resolved(Config(**CPU, **options))

@@ -58,9 +58,9 @@ class Config:
     the weights dropped (2), which the next sync brings anew either way."""
     engine_seeds: Literal["rollout", "engine"] = "rollout"
     """How vLLM draws: rollout seeds each one by its own, so its text is the same in whatever rounds it was asked for; engine
-    seeds a whole round at once, which is faster."""
+    seeds a whole round at once, for what that saves."""
     sync_bucket_mb: int = 1024
-    """Megabytes of weights that are merged or gathered at a time for vLLM; a single larger weight is taken whole."""
+    """With --lora-rank: megabytes of weights that adapters are merged into at a time for vLLM; a larger one is taken whole."""
 
     allocator: Literal["uniform", "vip", "vigor"] = "vigor"
     """How a step's rollout budget is spent over its prompts."""

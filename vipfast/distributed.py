@@ -28,13 +28,18 @@ START_TIMEOUT_S = 300
 SHARED_ERRORS = (UsageError, RewardError, SyncError, NonFiniteError, SystemExit)
 """What one rank may run into while others wait for it; told to them, so that all stop for the same reason."""
 
-_LOST = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|timed? ?out|recvvalue|sendbytes", re.IGNORECASE)
+_LOST = re.compile(
+    r"connection (was )?(likely )?(closed|reset|refused)|broken pipe|timed? ?out|timeout|recvvalue|sendbytes|failed to recv|"
+    r"pair closure|remote process exited|communicator was aborted",
+    re.IGNORECASE,
+)
 
 
 class Ranks:
     """Args: ``environ``: where torchrun has left its variables; without them this process is alone.
 
-    Attributes: ``rank``, ``size`` int; ``local_rank`` int, the device of this rank.
+    Attributes: ``rank``, ``size`` int; ``local_rank`` int, the device of this rank; ``at_leave``, what else has to be closed
+    before the connections are.
     """
 
     def __init__(self, environ: Mapping[str, str]):
@@ -45,6 +50,7 @@ class Ranks:
         self._store = self._host = None
         self._first = 0  # of these ranks, by its number among all
         self._told = 0
+        self.at_leave: list[Callable[[], None]] = []
 
     def connect(self, device: str, timeout_s: float) -> None:
         """Open the process group (NCCL for "cuda", gloo for "cpu") and take this rank's device; only the first call does.
@@ -180,14 +186,18 @@ class Ranks:
             ) from error
 
     def leave(self) -> None:
-        """Wait for the others, then close the connections; the end of a process that goes on to exit."""
+        """Wait for the others, run ``at_leave``, then close the connections; the end of a process that goes on to exit."""
         if self._host is None:
             return
         from torch import distributed as dist
 
         _outlive_sigterm()
-        self.gather(None)
-        dist.destroy_process_group()
+        with self.losses_named():
+            self.gather(None)
+        for close in self.at_leave:
+            close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         self._host = None
 
     def _opened_store(self):

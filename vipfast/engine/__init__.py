@@ -33,9 +33,18 @@ def choose_engine(config: Config, device: str) -> tuple[str, str]:
         return "vllm", "installed"
     if absent:
         raise UsageError(f"--engine vllm: vLLM is not installed; {INSTALL[device]}, or use --engine transformers")
-    for name, why, remedy in _conflicts(config, device):
-        raise UsageError(f"{name}: {why}; {remedy}, or use --engine transformers")
+    check_engine(config, device)
     return "vllm", "as asked"
+
+
+def check_engine(config: Config, device: str) -> None:
+    """Whether vLLM, installed here or not, can do what is asked of it.
+
+    Raises:
+        UsageError: ``--engine vllm``, and it cannot do what another option asks for.
+    """
+    for name, why, remedy in _conflicts(config, device) if config.engine == "vllm" else ():
+        raise UsageError(f"{name}: {why}; {remedy}, or use --engine transformers")
 
 
 def _conflicts(config: Config, device: str) -> list[tuple[str, str, str]]:
@@ -51,14 +60,15 @@ def _conflicts(config: Config, device: str) -> list[tuple[str, str, str]]:
                 "set one of them to 1",
             )
         )
-    if config.tensor_parallel_size > int(os.environ.get("WORLD_SIZE", 1)):
-        ranks = os.environ.get("WORLD_SIZE", 1)
-        why = f"every rank of it is a process of torchrun, and there are {ranks}"
-        found.append((f"--tensor-parallel-size {config.tensor_parallel_size}", why, "use torchrun --nproc-per-node"))
-    if device == "cuda" and config.sleep_level and "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""):
+    if device == "cuda" and config.sleep_level and "expandable_segments:True" in _allocator_options():
         why = "vLLM's sleep cannot give back memory in expandable segments"
         found.append(("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", why, "unset it, or use --sleep-level 0"))
     return found
+
+
+def _allocator_options() -> str:
+    """Of torch's CUDA memory, by the newer of two names, which torch reads first."""
+    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
 
 
 def make_engine(config: Config, model: Any, sampling: Any, pad_id: int) -> Any:

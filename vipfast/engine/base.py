@@ -72,3 +72,6 @@ class Engine(Protocol):
     def sleep(self) -> None: ...
 
     def wake(self) -> None: ...
+
+    def close(self) -> None:
+        """Give everything back; nothing is sampled after."""

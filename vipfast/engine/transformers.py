@@ -286,6 +286,9 @@ class TransformersEngine:
     def wake(self) -> None:
         """Nothing to do: caches are made when they are needed."""
 
+    def close(self) -> None:
+        self.reset()
+
 
 @contextmanager
 def _eval_mode(model: torch.nn.Module) -> Iterator[None]:

@@ -179,6 +179,10 @@ class VllmEngine:
             self._asleep = {"weights", "kv_cache"}
             self._synced = self._synced and self.sleep_level == 1
 
+    def close(self) -> None:
+        """vLLM's groups of processes must end before the ones they were made in."""
+        self.llm.engine_core.shutdown()
+
     def wake(self) -> None:
         self._wake("weights")
         self._wake("kv_cache")

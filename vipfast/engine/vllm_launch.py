@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from vipfast.distributed import join
 from vipfast.engine.base import Sampling
 from vipfast.engine.vllm import random_states, set_random_states
 
@@ -38,7 +39,7 @@ def launch(
     Returns:
         vLLM's LLMEngine, and a constructor of sampling parameters.
     """
-    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    ranks = join().size
     # vLLM would make a group of one rank, and its ranks could not find each other
     assert ranks == 1 or torch.distributed.is_initialized(), "the process group comes before the engine"
     for name, value in ENVIRONMENT.items():

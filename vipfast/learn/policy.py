@@ -125,7 +125,8 @@ class Policy(nn.Module):
                 packed |= dict(max_length_q=batch.longest, max_length_k=batch.longest)
         if not self.autocast:
             return self.body(input_ids=batch.input_ids, use_cache=False, **packed)[0]
-        with torch.autocast(self.device.type, torch.bfloat16):
+        # Copies of weights are worth keeping for a backward pass only; while vLLM is awake there is no room for them.
+        with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=torch.is_grad_enabled()):
             states = self.body(input_ids=batch.input_ids, use_cache=False, **packed)[0]
         # The residual stream is float32; the head's matmuls want what the body's have.
         return states.to(torch.bfloat16)

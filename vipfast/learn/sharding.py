@@ -36,7 +36,9 @@ def shard(policy: Policy) -> None:
     from torch.distributed.fsdp import fully_shard
 
     for module in (*outermost_layers(policy.body), policy):
-        fully_shard(module).set_gradient_divide_factor(1.0)
+        sharded = fully_shard(module)
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)  # else torch asks for a scaled sum, which gloo does not have
 
 
 def whole(tensor: Tensor) -> Tensor:
