@@ -37,7 +37,7 @@ class GP:
         embed: texts -> float [B, D].
         pool_texts: the pool, sampled for its centre and length scale.
         pool_uids: its uids, to tell a changed pool on resume.
-        window: W, distinct prompts remembered together. On the default task 256 keep a step's allocation below 2 % of its time;
+        window: W, distinct prompts remembered together. On the default task 224 keep a step's allocation below 2 % of its time;
             320 would lower the variance of the plans by 1 % of it, 640 by 4 %.
         drift: variance a logit gains per step of age.
         shift_variance: prior variance of the shared shift per step.
@@ -51,7 +51,7 @@ class GP:
         embed: Callable[[Sequence[str]], np.ndarray],
         pool_texts: Sequence[str],
         pool_uids: Sequence[str] = (),
-        window: int = 256,
+        window: int = 224,
         drift: float = 0.01,
         shift_variance: float = 0.01,
         arrays: Any = np,

@@ -44,11 +44,12 @@ def condition(mean_B: Any, variance_B: Any, k_B: Any, n_B: Any, shift_B: Any) ->
     xp, inverse_B = namespace_of(mean_B), 1 / variance_B
     mean_B = mean_B - shift_B  # as seen from then; shifted back at the end
 
-    def density(g, log: bool):
-        """Logarithm, or its slope, of the density at g [..., B]."""
-        if log:
-            return k_B * g - n_B * softplus(g) - 0.5 * inverse_B * (g - mean_B) ** 2
-        return k_B - n_B * sigmoid(g) - inverse_B * (g - mean_B)
+    def density(g):
+        """Logarithm and slope of the density at g [..., B]; both need e^-|g|, which costs most."""
+        tail, away = xp.exp(-xp.abs(g)), g - mean_B
+        softplus, p = xp.maximum(g, 0.0) + xp.log1p(tail), xp.where(g >= 0, 1.0, tail) / (1 + tail)
+        pull = inverse_B * away
+        return k_B * g - n_B * softplus - 0.5 * pull * away, k_B - n_B * p - pull
 
     # Start where a Gaussian around the empirical logit would end.
     noise_B = 1 / (k_B + 0.5) + 1 / (n_B - k_B + 0.5)
@@ -56,7 +57,7 @@ def condition(mean_B: Any, variance_B: Any, k_B: Any, n_B: Any, shift_B: Any) ->
     for _ in range(MODE_STEPS):
         p_B = sigmoid(mode_B)
         curvature_B = inverse_B + n_B * p_B * (1 - p_B)
-        change_B = density(mode_B, log=False) / curvature_B
+        change_B = (k_B - n_B * p_B - inverse_B * (mode_B - mean_B)) / curvature_B
         mode_B = mode_B + xp.clip(change_B, -1.5, 1.5)
         # Near enough, in units of the density's own width? Asking a GPU would make it wait.
         if xp is np and (change_B**2 * curvature_B).max() < 0.01:
@@ -64,12 +65,13 @@ def condition(mean_B: Any, variance_B: Any, k_B: Any, n_B: Any, shift_B: Any) ->
     # How far to the left and right, [2, B]. Beyond the nearest and farthest that curvatures from n/4 to 0 allow is no root.
     side = xp.array([[-1.0], [1.0]])
     nearest_B, farthest_B = xp.sqrt(2 * FALL / (inverse_B + n_B / 4)), xp.sqrt(2 * FALL * variance_B)
-    top_B = density(mode_B, log=True)
+    top_B, _ = density(mode_B)
     away_2B = xp.clip(xp.sqrt(2 * FALL / curvature_B), nearest_B, farthest_B) * xp.ones((2, 1))
     for _ in range(EDGE_STEPS):
         edge_2B = mode_B + side * away_2B
-        fall_2B = xp.maximum(top_B - density(edge_2B, log=True), 1e-12)
-        steep_2B = xp.maximum(-side * density(edge_2B, log=False), 1e-12)
+        height_2B, slope_2B = density(edge_2B)
+        fall_2B = xp.maximum(top_B - height_2B, 1e-12)
+        steep_2B = xp.maximum(-side * slope_2B, 1e-12)
         # The fall is convex, so Newton from beyond stays beyond; from within, its square root is straighter.
         beyond, within = fall_2B - FALL, 2 * (fall_2B - xp.sqrt(FALL * fall_2B))
         away_2B = xp.clip(away_2B - xp.where(beyond > 0, beyond, within) / steep_2B, nearest_B, farthest_B)
