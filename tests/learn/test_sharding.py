@@ -1,5 +1,7 @@
 """Who shards, and what a rank keeps."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -50,3 +52,9 @@ def test_only_parameters_that_no_rank_has_used_stay_without_a_gradient():
     found = present_everywhere([used, unused_here, unused], [True, True, False])
     assert [gradient.tolist() for gradient in found] == [[3, 3], [0, 0]]
     assert unused.grad is None and unused_here.grad is found[1]
+
+
+def test_a_run_that_does_not_shard_imports_nothing_of_it():
+    """Those modules take seconds to import, and the default run is to start soon."""
+    code = "import sys, vipfast.trainer; print([name for name in sys.modules if name.startswith('torch.distributed.tensor')])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from vipfast.config import Config
 from vipfast.learn.policy import Policy
@@ -41,15 +40,22 @@ def shard(policy: Policy) -> None:
         sharded.set_force_sum_reduction_for_comms(True)  # else torch asks for a scaled sum, which gloo does not have
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor; told by what it has, since importing that class takes seconds."""
+    return hasattr(tensor, "device_mesh")
+
+
 def whole(tensor: Tensor) -> Tensor:
     """A sharded tensor gathered from all ranks, which all call this; any other as it is."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def own_part(full: Tensor, like: Tensor) -> Tensor:
     """What this rank keeps of a whole tensor, sharded as ``like`` is; the whole where that is not sharded."""
-    if not isinstance(like, DTensor):
+    if not is_sharded(like):
         return full
+    from torch.distributed.tensor import DTensor
+
     # fully_shard cuts the first dimension as torch.chunk does; a rank behind the last piece keeps none.
     mesh = like.device_mesh
     pieces = full.chunk(mesh.size())
