@@ -38,7 +38,7 @@ class GP:
         pool_texts: the pool, sampled for its centre and length scale.
         pool_uids: its uids, to tell a changed pool on resume.
         window: W, distinct prompts remembered together. On the default task 224 keep a step's allocation below 2 % of its time;
-            320 would lower the variance of the plans by 1 % of it, 640 by 4 %.
+            320 would lower the variance of the plans there by 2 % of it.
         drift: variance a logit gains per step of age.
         shift_variance: prior variance of the shared shift per step.
         arrays: numpy, or cupy to predict on the GPU (``xp.choose``); predictions are its arrays.
