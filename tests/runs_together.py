@@ -5,6 +5,7 @@
 writes runs under FOLDER and FOLDER/rank-0.json, rank-1.json: what each rank sampled, returned and raised. At last rank 1 dies.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -14,9 +15,11 @@ import sys
 import time
 from pathlib import Path
 
+import safetensors.torch
+
 from vipfast import Config, Trainer, cli
 from vipfast.distributed import join
-from vipfast.errors import RewardError
+from vipfast.errors import CheckpointError, RewardError
 
 RUNS = {"uniform-ddp": {}, "vip-fsdp": {}, "vigor-ddp": {}, "vigor-fsdp": {}}
 """<allocator>-<parallel>."""
@@ -64,6 +67,24 @@ def reward_that_breaks_on_rank_1(completions, answers, metadata):
     return [1.0] * (len(completions) + (join().rank == 1))
 
 
+def full_disk_on_rank_1(folder: Path) -> str:
+    """What a run says whose second checkpoint finds no room for rank 1's shard."""
+    write = safetensors.torch.save_file
+
+    def full(tensors, path):
+        if join().rank == 1 and tensors:  # before the first step there are no moments
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(tensors, path)
+
+    safetensors.torch.save_file = full
+    try:
+        Trainer(config(folder, "full-fsdp", allocator="uniform")).run()
+    except CheckpointError as error:
+        return str(error)
+    finally:
+        safetensors.torch.save_file = write
+
+
 def main() -> None:
     folder, ranks = Path(sys.argv[1]), join()
     found = {"texts": {}, "codes": {}}
@@ -77,11 +98,14 @@ def main() -> None:
 
     # Saved by two from shards, gone on with by two in copies, and by one elsewhere.
     found["codes"]["stopped"] = watched(Trainer(config(folder, "vigor-stopped-fsdp")), [], asks_to_stop(1)).run()
-    ranks.decided(lambda: shutil.copytree(folder / "vigor-stopped-fsdp", folder / "vigor-alone"))
+    for copy in ("vigor-alone", "vigor-resharded-fsdp"):
+        ranks.decided(lambda copy=copy: shutil.copytree(folder / "vigor-stopped-fsdp", folder / copy))
     again = config(folder, "vigor-stopped-fsdp", parallel="ddp")
     found["codes"]["resumed"] = Trainer(again, resume=True).run()
+    found["codes"]["resharded"] = Trainer(config(folder, "vigor-resharded-fsdp"), resume=True).run()
     # Saved by one, gone on with by two as shards.
     found["codes"]["joined"] = Trainer(config(folder, "vip-joined-fsdp"), resume=True).run()
+    found["full"] = full_disk_on_rank_1(folder)
     try:
         prompts = [f"p{i}" for i in range(40)]
         Trainer(config(folder, "broken-ddp", allocator="uniform"), prompts=prompts, reward=reward_that_breaks_on_rank_1).run()

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from runs_together import RUNS, asks_to_stop, config, watched
 from safetensors.torch import load_file
 
@@ -60,8 +61,10 @@ def test_two_processes_make_the_run_of_one(folder, name):
     single = folder / name.split("-")[0]
     assert_equal(folder / name, single)
     assert any(line["train/trained_rollouts"] for line in lines(folder / name)[1:])
-    files = {path.relative_to(single) for path in single.rglob("*") if path.is_file()}
-    assert {path.relative_to(folder / name) for path in (folder / name).rglob("*") if path.is_file()} == files
+    files = {str(path.relative_to(single)) for path in single.rglob("*") if path.is_file()}
+    if name.endswith("fsdp"):
+        files |= {f"checkpoints/step-{step}/optimizer-0000{rank}-of-00002.safetensors" for step in (0, 3) for rank in (0, 1)}
+    assert {str(path.relative_to(folder / name)) for path in (folder / name).rglob("*") if path.is_file()} == files
     for path in single.glob("rollouts/*.parquet"):
         assert (folder / name / "rollouts" / path.name).read_bytes() == path.read_bytes()
 
@@ -94,9 +97,10 @@ def test_rounds_that_do_not_wait_are_decided_on_each_rank_within_the_budget(fold
 
 def test_a_signal_to_one_rank_stops_all_and_two_or_one_go_on(folder):
     for rank in ranks(folder):
-        assert rank["codes"]["stopped"] == 3 and rank["codes"]["resumed"] == 0
+        assert rank["codes"]["stopped"] == 3 and rank["codes"]["resumed"] == rank["codes"]["resharded"] == 0
     assert "SIGTERM after step 2" in (folder / "output").read_text()
     assert_equal(folder / "vigor-stopped-fsdp", folder / "vigor")
+    assert_equal(folder / "vigor-resharded-fsdp", folder / "vigor")
     assert Trainer(config(folder, "vigor-alone"), resume=True).run() == 0
     assert_equal(folder / "vigor-alone", folder / "vigor")
 
@@ -104,6 +108,22 @@ def test_a_signal_to_one_rank_stops_all_and_two_or_one_go_on(folder):
 def test_a_run_of_one_goes_on_with_two(folder):
     assert [rank["codes"]["joined"] for rank in ranks(folder)] == [0, 0]
     assert_equal(folder / "vip-joined-fsdp", folder / "vip")
+
+
+def test_each_rank_keeps_its_own_half_of_the_moments(folder):
+    sizes = [{}, {}]
+    for rank in (0, 1):
+        file = folder / f"vigor-fsdp/checkpoints/step-3/optimizer-0000{rank}-of-00002.safetensors"
+        sizes[rank] = {name: len(rows) for name, rows in load_file(file).items()}
+    assert sizes[0] and all(0 <= rows - sizes[1].get(name, 0) <= 1 for name, rows in sizes[0].items())
+    state = torch.load(folder / "vigor-fsdp/checkpoints/step-3/state.pt", weights_only=True)
+    assert sum(x.nbytes for x in state.values()) < 100_000  # no moments
+
+
+def test_a_disk_that_fills_under_one_ranks_shard_stops_all_and_leaves_the_last_checkpoint(folder):
+    for rank in ranks(folder):
+        assert "the disk is full, so the shard of rank 1 was not saved" in rank["full"] and "step-0 is intact" in rank["full"]
+    assert [path.name for path in (folder / "full-fsdp/checkpoints").iterdir()] == ["step-0"]
 
 
 def test_an_error_of_one_rank_is_every_ranks(folder):

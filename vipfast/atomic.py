@@ -29,13 +29,21 @@ def write_file(path: Path, data: bytes, durable: bool = True) -> None:
         temporary.unlink(missing_ok=True)
 
 
-@contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
-    """Yield an empty hidden folder that becomes ``target`` (or replaces it) when the block ends without an error."""
+def begun_folder(target: Path) -> Path:
+    """Make the empty hidden folder that ``new_folder`` may finish; until then other processes can write into it too."""
     target.parent.mkdir(parents=True, exist_ok=True)
     settle(target.parent)
     temporary = _hidden(target, "tmp")
     temporary.mkdir()
+    return temporary
+
+
+@contextmanager
+def new_folder(target: Path, begun: Path | None = None) -> Iterator[Path]:
+    """Yield a hidden folder, empty unless ``begun``, that becomes ``target`` (or replaces it) when the block ends without an
+    error.
+    """
+    temporary = begun or begun_folder(target)
     try:
         yield temporary
         for path in sorted(temporary.rglob("*")):

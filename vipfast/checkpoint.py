@@ -1,7 +1,8 @@
 """Checkpoints that are complete or absent: ``RUN/checkpoints/step-N/`` with ``model/``, the run's state and ``COMPLETE``.
 
-``model/`` is a ``from_pretrained`` folder (adapters for LoRA). The marker ``COMPLETE`` lists size and SHA-256 of every file;
-whatever does not match it is passed over. This module imports without torch, so the command line can look around at once.
+``model/`` is a ``from_pretrained`` folder (adapters for LoRA). Ranks that shard the model add a file each with their part of
+the optimizer, of which any number of ranks reads the rows it needs. The marker ``COMPLETE`` lists size and SHA-256 of every
+file; whatever does not match it is passed over. This module imports without torch, so the command line can look around at once.
 """
 
 import errno
@@ -10,6 +11,8 @@ import json
 import re
 import shutil
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +21,43 @@ from vipfast.errors import CheckpointError, UsageError
 from vipfast.state import load_state, rng_state, save_state
 
 MARKER = "COMPLETE"
+SHARD = "optimizer-"
+"""How the files begin in which ranks that shard the model keep their parts of the optimizer."""
 _FULL_DISK = "no space left|os error 28|quota exceeded|os error 122|file write failed|unexpected pos"
 
 
+def begin(run_dir: str | Path, step: int) -> Path:
+    """A hidden folder for checkpoint ``step``: ranks write their shards into it, then ``save`` finishes it."""
+    with _full_disk_told(run_dir, f"step-{step}"):
+        return atomic.begun_folder(_folder(run_dir) / f"step-{step}")
+
+
+def abandon(run_dir: str | Path) -> None:
+    """Delete a folder that ``begin`` made and ``save`` did not come to finish; nothing to do after a save."""
+    atomic.settle(_folder(run_dir))
+
+
+def save_shard(begun: Path, rank: int, num_ranks: int, shard: dict[str, Any]) -> None:
+    """Write what a rank keeps of the optimizer, tensors by name, into the folder that ``begin`` made.
+
+    Raises:
+        CheckpointError: the disk is full.
+    """
+    from safetensors.torch import save_file
+
+    with _full_disk_told(begun.parent.parent, f"the shard of rank {rank}"):
+        save_file(shard, begun / f"{SHARD}{rank:05d}-of-{num_ranks:05d}.safetensors")
+
+
 def save(
-    run_dir: str | Path, step: int, model: Any, tokenizer: Any, state: dict, keep: int, weights: dict[str, Any] | None = None
+    run_dir: str | Path,
+    step: int,
+    model: Any,
+    tokenizer: Any,
+    state: dict,
+    keep: int,
+    weights: dict[str, Any] | None = None,
+    begun: Path | None = None,
 ) -> Path:
     """Write checkpoint ``step``, then delete complete ones older than the newest ``keep`` (by number) and damaged older ones.
 
@@ -34,6 +69,7 @@ def save(
         state: everything else that moves, of the kinds ``vipfast.state`` keeps; ``rng`` is added unless given.
         keep: complete checkpoints to leave, at least 1.
         weights: instead of the model's own, where they are sharded: name -> whole tensor.
+        begun: the folder to finish, which holds the ranks' shards.
 
     Returns:
         the folder RUN/checkpoints/step-N.
@@ -41,28 +77,16 @@ def save(
     Raises:
         CheckpointError: the disk is full; earlier checkpoints are untouched and the half-written one is gone.
     """
-    from safetensors import SafetensorError
-
     assert keep >= 1 and step >= 0
     path = _folder(run_dir) / f"step-{step}"
-    try:
-        with atomic.new_folder(path) as temporary:
-            _write_model(model, tokenizer, temporary / "model", own_names=True, weights=weights)
-            save_state(temporary, {"rng": rng_state(), **state})
-            files = {str(file.relative_to(temporary)): _fingerprint(file) for file in _files(temporary)}
-            (temporary / MARKER).write_text(json.dumps({"step": step, "files": files}, indent=1))
-            # A checkpoint that survives a power cut must not outlive the metrics lines it continues.
-            if (Path(run_dir) / "metrics.jsonl").exists():
-                atomic.sync(Path(run_dir) / "metrics.jsonl")
-    except (OSError, RuntimeError, SafetensorError) as error:
-        if not is_full_disk(error):
-            raise
-        intact = [good for good in _steps(run_dir) if _damage(good, hashes=False) is None]
-        kept = f"the previous checkpoint {intact[0]} is intact" if intact else "there is no earlier checkpoint"
-        raise CheckpointError(
-            f"--output-dir {run_dir}: the disk is full, so {path.name} was not saved ({error}); {kept}. Free some space "
-            "or move the run's folder to a larger disk, then resume"
-        ) from error
+    with _full_disk_told(run_dir, path.name), atomic.new_folder(path, begun) as temporary:
+        _write_model(model, tokenizer, temporary / "model", own_names=True, weights=weights)
+        save_state(temporary, {"rng": rng_state(), **state})
+        files = {str(file.relative_to(temporary)): _fingerprint(file) for file in _files(temporary)}
+        (temporary / MARKER).write_text(json.dumps({"step": step, "files": files}, indent=1))
+        # A checkpoint that survives a power cut must not outlive the metrics lines it continues.
+        if (Path(run_dir) / "metrics.jsonl").exists():
+            atomic.sync(Path(run_dir) / "metrics.jsonl")
     older = [other for other in _steps(run_dir) if step_of(other) < step]
     good = [other for other in older if _damage(other, hashes=False) is None][: keep - 1]
     for other in older:
@@ -78,20 +102,28 @@ def export(model: Any, tokenizer: Any, path: str | Path, weights: dict[str, Any]
     Raises:
         CheckpointError: the disk is full; what was there before still is.
     """
+    path = Path(path)
+    with _full_disk_told(path.parent, path.name), atomic.new_folder(path) as temporary:
+        _write_model(model, tokenizer, temporary, own_names=False, weights=weights)
+    return path
+
+
+@contextmanager
+def _full_disk_told(run_dir: str | Path, what: str) -> Iterator[None]:
+    """Inside, an error that says the disk is full becomes a CheckpointError that says what is lost and what is not."""
     from safetensors import SafetensorError
 
-    path = Path(path)
     try:
-        with atomic.new_folder(path) as temporary:
-            _write_model(model, tokenizer, temporary, own_names=False, weights=weights)
+        yield
     except (OSError, RuntimeError, SafetensorError) as error:
         if not is_full_disk(error):
             raise
+        intact = [good for good in _steps(run_dir) if _damage(good, hashes=False) is None]
+        kept = f"the previous checkpoint {intact[0]} is intact" if intact else "there is no earlier checkpoint"
         raise CheckpointError(
-            f"--output-dir {path.parent}: the disk is full, so {path.name} was not saved ({error}); checkpoints are intact. "
-            "Free some space or move the run's folder to a larger disk, then resume"
+            f"--output-dir {run_dir}: the disk is full, so {what} was not saved ({error}); {kept}. Free some space "
+            "or move the run's folder to a larger disk, then resume"
         ) from error
-    return path
 
 
 def newest_complete(run_dir: str | Path) -> Path | None:
@@ -142,6 +174,11 @@ def load(path: str | Path, checked: bool = False) -> dict:
     if damage is not None:
         raise CheckpointError(f"checkpoint {path} is damaged ({damage}); resume from another one")
     return load_state(Path(path))
+
+
+def shards(path: str | Path) -> list[Path]:
+    """The files in which the ranks that saved this checkpoint kept their parts of the optimizer, by rank; none if whole."""
+    return sorted(Path(path).glob(f"{SHARD}*.safetensors"))
 
 
 def load_weights(path: str | Path, model: Any) -> None:

@@ -60,7 +60,8 @@ class Config:
     """How vLLM draws: rollout seeds each one by its own, so its text is the same in whatever rounds it was asked for; engine
     seeds a whole round at once, for what that saves."""
     sync_bucket_mb: int = 1024
-    """With --lora-rank: megabytes of weights that adapters are merged into at a time for vLLM; a larger one is taken whole."""
+    """Megabytes of weights that are gathered from shards (--parallel fsdp), and that adapters are merged into for vLLM
+    (--lora-rank), at a time; a larger weight is taken whole."""
 
     allocator: Literal["uniform", "vip", "vigor"] = "vigor"
     """How a step's rollout budget is spent over its prompts."""

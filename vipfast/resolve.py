@@ -269,10 +269,10 @@ def _idle_options(config: Config, device: str) -> list[str]:
     if config.task in ("arithmetic", CUSTOM):
         idle |= dict.fromkeys(("task_split", "prompt_field", "answer_field"), f"--task {config.task}")
     if config.engine != "vllm" and choose_engine(config, device)[0] == "transformers":
-        vllm = ("vllm_memory", "tensor_parallel_size", "sleep_level", "engine_seeds", "sync_bucket_mb")
-        idle |= dict.fromkeys(vllm, "--engine transformers")
-    elif not config.lora_rank:
-        idle["sync_bucket_mb"] = "all weights trained: they go to vLLM one by one, as they are"
+        idle |= dict.fromkeys(("vllm_memory", "tensor_parallel_size", "sleep_level", "engine_seeds"), "--engine transformers")
+    merges = "engine_seeds" not in idle and config.lora_rank > 0
+    if not merges and (join().size == 1 or config.parallel == "ddp"):
+        idle["sync_bucket_mb"] = "weights that are neither shards nor merged with adapters for vLLM"
     if device == "cpu" and "sleep_level" not in idle:
         idle |= dict.fromkeys(("vllm_memory", "sleep_level"), "--device cpu, where vLLM neither sleeps nor shares a GPU")
     if device == "cpu" and config.kernels == "off":

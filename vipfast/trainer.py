@@ -282,11 +282,24 @@ class Trainer:
             return
         clock = time.perf_counter()
         state, weights = self._state(), self.learner.whole_weights()
-        self.ranks.decided(
-            lambda: checkpoint.save(self.run_dir, self.step, self.model, self.tokenizer, state, self.config.keep, weights)
-        )
+        begun, keep = self._saved_shards(), self.config.keep
+        place = self.run_dir, self.step
+        self.ranks.decided(lambda: checkpoint.save(*place, self.model, self.tokenizer, state, keep, weights, begun))
         self.checkpoint_s, self.saved = time.perf_counter() - clock, self.step
         self.peaks.mark("save")
+
+    def _saved_shards(self) -> Path | None:
+        """The begun checkpoint in which every rank has put its shard of the optimizer; None where nothing is sharded."""
+        shard = self.learner.shard()
+        if shard is None:
+            return None
+        begun = self.ranks.decided(lambda: checkpoint.begin(self.run_dir, self.step))
+        try:
+            self.ranks.together(lambda: checkpoint.save_shard(begun, self.ranks.rank, self.ranks.size, shard))
+        except CheckpointError:
+            self.ranks.decided(lambda: checkpoint.abandon(self.run_dir))
+            raise
+        return begun
 
     def _export(self, name: str) -> None:
         weights = self.learner.whole_weights()
@@ -312,7 +325,7 @@ class Trainer:
         self.selector.load_state_dict(state["selector"])
         self.allocator.load_state_dict(state["allocator"])
         self.placement.load_state_dict(state.get("placement", {}))
-        self.learner.load_state_dict(state["learner"])
+        self.learner.load_state_dict(state["learner"], checkpoint.shards(path))
         if self.ranks.size == 1:
             set_rng_state(state["rng"])  # ours are counter-based; the user's reward may draw from these
         self.telemetry.say(f"resumed from {path} at step {self.step}")

@@ -64,14 +64,14 @@ def test_options_of_an_engine_that_does_not_run_are_said_to_do_nothing(vllm_is):
     _, lines = resolve(Config(engine="vllm", **asked))
     assert "engine: vllm (as asked)" in lines
     assert [line for line in lines if "no effect" in line] == [
-        "note: --sync-bucket-mb 9 has no effect with all weights trained: they go to vLLM one by one, as they are",
+        "note: --sync-bucket-mb 9 has no effect with weights that are neither shards nor merged with adapters for vLLM",
         "note: --sleep-level 1 has no effect with --device cpu, where vLLM neither sleeps nor shares a GPU",
     ]
     _, lines = resolve(Config(**asked))
     assert [line for line in lines if "no effect" in line] == [
         "note: --sleep-level 1 has no effect with --engine transformers",
         "note: --engine-seeds engine has no effect with --engine transformers",
-        "note: --sync-bucket-mb 9 has no effect with --engine transformers",
+        "note: --sync-bucket-mb 9 has no effect with weights that are neither shards nor merged with adapters for vLLM",
     ]
 
 

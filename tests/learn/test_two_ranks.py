@@ -31,6 +31,16 @@ def test_two_processes_equal_one(found, case):
     assert found[0][case]["updates"] == found[1][case]["updates"] == updates
 
 
+def test_shards_are_gathered_a_bucket_at_a_time(found):
+    """However large the buckets, the weights come out bit for bit; uneven rows, no rows and another type among them."""
+    for rank in found:
+        num, largest, by_bytes = rank["buckets"]
+        assert [apart for _, _, apart in by_bytes.values()] == [0.0] * 3
+        (each, _, _), (some, sent, _), (all_at_once, _, _) = by_bytes.values()
+        assert each == num and 2 < some < num and sent <= max(20_000, largest)
+        assert all_at_once == 2  # the float32 one apart
+
+
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_nan_on_one_rank_is_skipped_by_all(found, parallel):
     for rank in found:

@@ -17,11 +17,13 @@ import numpy as np
 import torch
 import torch.distributed.fsdp  # once, before the fork
 from ragged_steps import configured, exact, sampled, tiny
+from torch import distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 from vipfast.distributed import Ranks
 from vipfast.learn import share
 from vipfast.learn.learner import Learner
-from vipfast.learn.sharding import whole
+from vipfast.learn.sharding import gathered, whole
 from vipfast.types import StepPlan
 
 PAD_ID = 36
@@ -141,6 +143,23 @@ def poisoned(ranks, parallel):
     return metrics["train/skipped"], gap(dict(learner.weights()), dict(model.named_parameters()))
 
 
+def buckets(ranks):
+    """Bucket bytes -> how many exchanges they took, and the largest difference from the whole weights."""
+    model = exact(tiny(tied=False))
+    model.register_parameter("scalars", torch.nn.Parameter(torch.arange(3.0)))  # rank 1 keeps one row, of another type
+    model.register_parameter("row", torch.nn.Parameter(torch.full((1, 5), 7.0, dtype=torch.float64)))  # rank 1 keeps none
+    expected = {name: p.detach().clone() for name, p in model.named_parameters()}
+    fully_shard(model).set_force_sum_reduction_for_comms(True)
+    found, sent, real = {}, [], dist.all_gather_into_tensor
+    dist.all_gather_into_tensor = lambda *args, **options: sent.append(args[1].nbytes) or real(*args, **options)
+    for num_bytes in (1, 20_000, 2**30):
+        sent.clear()
+        weights = dict(gathered(model.named_parameters(), num_bytes))
+        found[num_bytes] = (len(sent), max(sent), gap(weights, expected))
+    dist.all_gather_into_tensor = real
+    return len(expected), max(p.nbytes for p in expected.values()), found
+
+
 def rank(index, folder, port):
     torch.set_num_threads(1)
     os.environ |= dict(
@@ -150,6 +169,7 @@ def rank(index, folder, port):
     ranks = Ranks(os.environ)
     ranks.connect("cpu", 60)
     found = {name: compare(ranks, *case) for name, case in CASES.items()}
+    found["buckets"] = buckets(ranks)
     found |= {f"poisoned-{parallel}": poisoned(ranks, parallel) for parallel in ("ddp", "fsdp")}
     (Path(folder) / f"{index}.json").write_text(json.dumps(found))
     ranks.leave()

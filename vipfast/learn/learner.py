@@ -3,7 +3,8 @@
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,8 +19,9 @@ from vipfast.learn.batch import StepTensors, upload
 from vipfast.learn.optimizer import make_optimizer
 from vipfast.learn.pack import MicroBatch, blank, choose_packing, pack, padding_share
 from vipfast.learn.policy import Policy
+from vipfast.learn.saved_shards import SavedShards
 from vipfast.learn.schedule import learning_rate
-from vipfast.learn.sharding import own_part, present_everywhere, shard, whole
+from vipfast.learn.sharding import as_shard, gathered, is_sharded, own_part, own_rows, present_everywhere, shard, whole
 from vipfast.learn.share import shared_out
 from vipfast.learn.trainable import Trainable
 from vipfast.types import Rollouts
@@ -177,18 +179,17 @@ class Learner:
             )
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and parameters of the model, as an engine takes them; shards are gathered one parameter at a time."""
-        for name, parameter in self.policy.model.named_parameters():
-            yield name, whole(parameter.detach())
+        """Names and parameters of the model, as an engine takes them; shards are gathered --sync-bucket-mb at a time."""
+        yield from gathered(self.policy.model.named_parameters(), self.config.sync_bucket_mb * 2**20)
 
     def state_dict(self) -> dict:
-        """Optimizer and counters, whole whatever the ranks, so that any other number of them can go on; the model's weights are
-        saved with the model. Of shards only rank 0 keeps what all have gathered, in main memory.
+        """Optimizer and counters, whole; of a sharded optimizer everything but the moments, which ``shard`` has. The model's
+        weights are saved with the model.
         """
         optimizer = self.optimizer.state_dict()
         if self.sharded:
             optimizer["state"] = {
-                index: {name: self._kept(value) for name, value in moments.items()}
+                index: {name: value for name, value in moments.items() if not is_sharded(value)}
                 for index, moments in optimizer["state"].items()
             }
         return {
@@ -197,16 +198,29 @@ class Learner:
             "nonfinite_in_a_row": self.nonfinite_in_a_row,
         }
 
-    def load_state_dict(self, state: dict) -> None:
-        optimizer = state["optimizer"]
-        if self.sharded:
-            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-            own = {
-                index: {name: own_part(x, parameters[index]) if x.ndim else x for name, x in moments.items()}
-                for index, moments in optimizer["state"].items()
-            }
-            optimizer = {**optimizer, "state": own}
-        self.optimizer.load_state_dict(optimizer)
+    def shard(self) -> dict[str, Tensor] | None:
+        """This rank's rows of the optimizer's moments by "<parameter>.<moment>"; None where every rank has them all."""
+        if not self.sharded:
+            return None
+        state = self.optimizer.state_dict()["state"]
+        moments = {f"{i}.{name}": x.to_local() for i, values in state.items() for name, x in values.items() if is_sharded(x)}
+        return {name: rows.contiguous() for name, rows in moments.items() if len(rows)}
+
+    def load_state_dict(self, state: dict, shards: Sequence[Path] = ()) -> None:
+        """Take back what ``state_dict`` gave and, of a sharded run's checkpoint, the files that hold every rank's ``shard``;
+        the ranks may be others, and sharded or not.
+        """
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        optimizer, saved = state["optimizer"], SavedShards(shards)
+        own = {
+            index: {name: own_part(x, parameters[index]) if x.ndim else x for name, x in moments.items()}
+            for index, moments in optimizer["state"].items()
+        }
+        for key in saved.names:
+            index, name = key.split(".")
+            parameter = parameters[int(index)]
+            own[int(index)][name] = as_shard(saved.rows(key, *own_rows(parameter)), parameter)
+        self.optimizer.load_state_dict({**optimizer, "state": own})
         self.num_skipped = state["num_skipped"]
         self.nonfinite_in_a_row = state["nonfinite_in_a_row"]
 
@@ -214,12 +228,9 @@ class Learner:
         """Sharded weights gathered into rank 0's main memory ({} elsewhere); None where the model holds its own."""
         if not self.sharded:
             return None
-        every = {name: self._kept(parameter) for name, parameter in self.policy.model.named_parameters()}
-        return every if self.ranks.rank == 0 else {}
-
-    def _kept(self, tensor: Tensor) -> Tensor | None:
-        full = whole(tensor.detach())
-        return full.cpu() if self.ranks.rank == 0 else None
+        first = self.ranks.rank == 0
+        kept = {name: full.to("cpu", copy=True) if first else None for name, full in self.weights()}
+        return kept if first else {}
 
     def _pack(self, rollouts: Rollouts, rows_r: np.ndarray) -> list[MicroBatch]:
         """Passes over those of the rows that are here; blank ones behind them, so that all ranks make equally many."""
