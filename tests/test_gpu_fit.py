@@ -137,6 +137,8 @@ def test_torchruns_processes_share_where_one_gpu_is_too_small(facts, monkeypatch
     assert gpu_fit.max_shards(config) == gpu_fit.choose_shards(config, facts["7B"], 80e9) == 4
     assert gpu_fit.choose_shards(config, facts["1.5B"], 80e9) == 1
     assert gpu_fit.choose_shards(config, facts["7B"], 244e9) == gpu_fit.choose_shards(config, facts["7B"], None) == 1
+    asked = dataclasses.replace(config, parallel="fsdp")
+    assert gpu_fit.choose_shards(asked, facts["0.5B"], 80e9) == gpu_fit.choose_shards(asked, facts["0.5B"], None) == 4
     for options in ({"offload_optimizer": True}, {"optimizer": "adamw8bit"}):
         assert gpu_fit.max_shards(dataclasses.replace(config, **options)) == 1
 
@@ -147,6 +149,9 @@ def test_shards_gather_two_layers_and_the_head(facts):
     layer = 2 * 3584 * (3584 + 512) + 3 * 3584 * 18944
     rest = 7_615_616_512 - 28 * layer
     assert shared["update"]["weights of two layers and the head, gathered"] == 4 * (2 * layer + rest)
+    assert shared["load"]["a part of the model before it is cut"] == 4 * (2 * layer + rest)
+    assert shared["sync"]["a bucket of gathered weights, and what is handed on of it"] == 2 * 4 * 152064 * 3584
+    assert not any("gathered" in part or "cut" in part for parts in whole.values() for part in parts)
     assert shared["always"]["Adam state"] * 8 == whole["always"]["Adam state"]
     assert shared["update"]["gradients"] * 8 == whole["update"]["gradients"]
 

@@ -6,6 +6,7 @@ file; whatever does not match it is passed over. This module imports without tor
 """
 
 import errno
+import functools
 import hashlib
 import json
 import re
@@ -279,8 +280,15 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _fingerprint(file: Path) -> dict[str, Any]:
+    status = file.stat()
+    return {"bytes": status.st_size, "sha256": _sha256(file.absolute(), status.st_size, status.st_mtime_ns, status.st_ino)}
+
+
+@functools.cache
+def _sha256(file: Path, *state: int) -> str:
+    """Of a file in this state; a resume asks several times, and a large checkpoint takes minutes to read."""
     with open(file, "rb") as stream:
-        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _damage(path: Path, hashes: bool) -> str | None:

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-START_TIMEOUT_S = 300
-"""How long ranks wait for one another before the options, and with them ``--dist-timeout``, are known."""
+START_TIMEOUT_S = 1800
+"""How long ranks wait for one another before the options, and with them ``--dist-timeout``, are known; a checkpoint is looked
+through meanwhile."""
 
 SHARED_ERRORS = (UsageError, RewardError, SyncError, NonFiniteError, SystemExit)
 """What one rank may run into while others wait for it; told to them, so that all stop for the same reason."""
@@ -47,7 +48,7 @@ class Ranks:
         self.rank, self.local_rank, self.size = (
             int(environ[name]) if launched else alone for name, alone in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1))
         )
-        self._store = self._host = None
+        self._store = self._host = self._limit = None
         self._first = 0  # of these ranks, by its number among all
         self._told = 0
         self.at_leave: list[Callable[[], None]] = []
@@ -64,6 +65,7 @@ class Ranks:
         from torch import distributed as dist
 
         limit, options = timedelta(seconds=timeout_s), {}
+        self._limit = limit
         if device == "cuda":
             if self.local_rank >= torch.cuda.device_count():
                 raise UsageError(
@@ -85,7 +87,8 @@ class Ranks:
             return ALONE
         from torch import distributed as dist
 
-        groups = [dist.new_group(list(range(first, first + num)), backend="gloo") for first in range(0, self.size, num)]
+        options = dict(backend="gloo", timeout=self._limit)
+        groups = [dist.new_group(list(range(first, first + num)), **options) for first in range(0, self.size, num)]
         own = Ranks({})
         own.rank, own.size, own._first = self.rank % num, num, self.rank - self.rank % num
         own._host = groups[self.rank // num]
@@ -181,7 +184,8 @@ class Ranks:
             _outlive_sigterm()
             raise RankError(
                 f"rank {self.rank} of {self.size} stops: another process of the run has ended or has not answered within "
-                "--dist-timeout. Its own message, if it left one, says why; go on from the last checkpoint with --resume "
+                f"--dist-timeout (before the options are known: {START_TIMEOUT_S} s). Its own message, if it left one, says "
+                "why; go on from the last checkpoint with --resume "
                 f"({str(error).strip().splitlines()[0]})"
             ) from error
 

@@ -27,15 +27,21 @@ UNKNOWN_SHARE = 0.5
 
 def max_shards(config: Config) -> int:
     """GPUs that can share the training state: torchrun's processes, unless its moments are kept in a way of their own."""
-    whole = config.parallel == "ddp" or config.offload_optimizer or config.optimizer != "adamw"
-    return 1 if whole else join().size
+    return join().size if can_split(config) else 1
+
+
+def can_split(config: Config) -> bool:
+    return config.parallel != "ddp" and not config.offload_optimizer and config.optimizer == "adamw"
+
+
+def is_split(config: Config, state_bytes: float, gpu_bytes: float | None) -> bool:
+    """Whether a training state is shared out, as asked or because it is too large, where there are GPUs to share it."""
+    return config.parallel == "fsdp" or (gpu_bytes is not None and state_bytes > LARGEST_SHARE * gpu_bytes)
 
 
 def choose_shards(config: Config, facts: ModelFacts, gpu_bytes: float | None) -> int:
-    """1 where weights, gradients and Adam state leave half of a GPU, else ``max_shards``."""
-    if gpu_bytes is None or sum(training_state(config, facts).values()) <= LARGEST_SHARE * gpu_bytes:
-        return 1
-    return max_shards(config)
+    """GPUs that share the training state: ``max_shards`` if it is split, else 1."""
+    return max_shards(config) if is_split(config, sum(training_state(config, facts).values()), gpu_bytes) else 1
 
 
 def vllm_share(config: Config, facts: ModelFacts, gpu_bytes: float, shards: int = 1) -> tuple[float, str]:

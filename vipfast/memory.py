@@ -106,6 +106,7 @@ def estimate(
         always |= copies
         copies = {}
     if shards > 1:
+        phases["load"]["a part of the model before it is cut"] = master * facts.gathered_parameters
         copies = {"weights of two layers and the head, gathered": master * facts.gathered_parameters, **copies}
 
     decoding = {phase: _decoding(config, facts, prompt_tokens, count, vllm, gpu_bytes) for phase, count in rows.items()}
@@ -132,6 +133,10 @@ def estimate(
     if vllm:
         awake = decoding.get("generate", {}) if never_sleeps(config) else {"vLLM's weights": vllm_weights(config, facts)}
         phases["sync"] = {**awake, **_bucket(config, facts)}
+    if shards > 1:
+        bucket = min(config.sync_bucket_mb * 10**6, master * facts.num_parameters)
+        largest = master * facts.vocab * facts.hidden  # is a bucket of its own
+        phases["sync"]["a bucket of gathered weights, and what is handed on of it"] = 2 * max(bucket, largest)
     return phases | ({"evaluate": decoding["evaluate"]} if "evaluate" in rows else {})
 
 

@@ -54,7 +54,7 @@ def load_tokenizer(config: Config):
 
 
 def load_policy(config: Config):
-    """The model to train, on its device.
+    """The model to train, in main memory.
 
     Master weights are float64 for ``--dtype float64`` and float32 otherwise: AdamW at 1e-6 moves no bfloat16 weight.
 
@@ -70,9 +70,7 @@ def load_policy(config: Config):
             f"--model {config.model}: no model could be loaded ({_first_line(error)}); give 'starter', a from_pretrained "
             "folder with config.json and safetensors, or a hub id that is on disk or reachable"
         ) from error
-    if config.lora_rank:
-        model = _with_lora(model, config)
-    return model.to(config.device)
+    return _with_lora(model, config) if config.lora_rank else model
 
 
 def load_reference(config: Config):

@@ -89,13 +89,16 @@ class Trainer:
         if self.restored is not None:
             checkpoint.load_weights(self.restored, self.model)
         self.parallel, why = choose_parallel(config, self.ranks.size, self.model)
+        if self.parallel == "ddp":
+            self.model.to(config.device)
         self.notes += [] if alone else [f"parallel: {self.parallel} over {self.ranks.size} processes ({why})"]
         pad_id = self.tokenizer.pad_token_id
         stops = stop_ids(self.tokenizer, self.model.generation_config, config.stop)
         sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, stops, config.seed)
         # Shards cannot sample: ranks would have to decode in step with one another.
         apart = self.parallel == "fsdp" and choose_engine(config, config.device)[0] == "transformers"
-        self.engine = make_engine(config, copy.deepcopy(self.model) if apart else self.model, sampling, pad_id)
+        sampled = copy.deepcopy(self.model).to(config.device) if apart else self.model
+        self.engine = make_engine(config, sampled, sampling, pad_id)
         if not alone:
             self.ranks.at_leave.append(self.engine.close)
         self.learner = Learner(self.model, config, pad_id, load_reference(config), self.ranks, self.parallel)

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vipfast import streams
@@ -92,6 +92,11 @@ STEPS = dict(
 )
 
 
+# Small steps in which a prompt that is still to come from the round before takes a place.
+@example(3, 2, Schedule(1, 3, 0.5, 1.0), "variance", "0 or 1", 0.0, 145, 1)
+@example(3, 0, Schedule(2, 3, 0.5, 1.0), "variance", "of a few", 0.0, 46, 1)
+@example(3, 1, Schedule(2, 3, 0.5, 2.0), "variance", "real, range unknown", 0.0, 479, 1)
+@example(3, 3, Schedule(2, 3, 0.34, 2.0), "variance", "of a few", 0.0, 308, 3)
 @settings(max_examples=60, deadline=None)
 @given(**STEPS)
 def test_early_allocates_as_rounds_that_wait(B, spare, schedule, score, kind, unscored, seed, most):

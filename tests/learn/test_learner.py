@@ -10,6 +10,7 @@ from ragged_steps import COUNTS, configured, exact, gradients, params, same, sam
 
 from vipfast.errors import NonFiniteError, SyncError, UsageError
 from vipfast.learn.learner import Learner
+from vipfast.state import load_state, save_state
 from vipfast.types import Finish, StepPlan
 
 NAMES = {
@@ -274,3 +275,23 @@ def test_lora_trains_adapters_alone():
     metrics = Learner(model, configured(), 0).update(step, 0)
     moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
     assert moved and all("lora_" in name for name in moved) and metrics["policy/sync_gap"] < 1e-6
+
+
+OPTIMIZERS = {"plain": {}, "8bit": {"optimizer": "adamw8bit"}, "offloaded": {"offload_optimizer": True}}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_learner_goes_on_from_what_a_checkpoint_keeps_of_it(kind, tmp_path):
+    if "optimizer" in kind:
+        pytest.importorskip("bitsandbytes")
+    model = tiny()
+    steps, config = [sampled(model, seed=seed) for seed in (0, 1)], configured(dtype="float32", **kind)
+    straight = Learner(model, config, 36)
+    straight.update(steps[0], 0)
+    save_state(tmp_path, straight.state_dict())
+    resumed = Learner(copy.deepcopy(model), config, 36)
+    resumed.load_state_dict(load_state(tmp_path))
+    for learner in (straight, resumed):
+        learner.check_sync = lambda gap: None  # the second step was sampled before the first moved the weights
+        learner.update(steps[1], 1)
+    assert all(torch.equal(p, dict(resumed.weights())[name]) for name, p in straight.weights())

@@ -93,6 +93,11 @@ def test_a_reference_is_frozen():
     assert not any(p.requires_grad for p in Policy(qwen2(), "float32", "cpu", 1.0, train=False).model.parameters())
 
 
+def test_a_policy_to_be_sharded_stays_where_it_is():
+    policy = Policy(qwen2(), "float64", "meta", 1.0, train=True, placed=False)
+    assert {(p.device.type, p.dtype) for p in policy.parameters()} == {("cpu", torch.float64)}
+
+
 def test_another_transform_of_the_logits_is_refused():
     model = qwen2()
     model.lm_head.register_forward_hook(lambda module, args, out: out * 2)

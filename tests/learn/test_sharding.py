@@ -30,6 +30,7 @@ def test_auto_shards_what_fills_more_than_half_of_a_gpu(gpu):
         gpu(num_bytes)
         assert choose_parallel(Config(device="cuda"), 8, model)[0] == expected
         assert choose_parallel(Config(device="cuda", offload_optimizer=True), 8, model)[0] == "ddp"
+        assert choose_parallel(Config(device="cuda", beta=0.1), 8, model)[0] == "fsdp"  # the reference counts
     # adapters have next to no gradients and optimizer state
     model.requires_grad_(False)
     assert choose_parallel(Config(device="cuda"), 8, model)[0] == "ddp"

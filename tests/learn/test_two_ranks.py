@@ -41,6 +41,10 @@ def test_shards_are_gathered_a_bucket_at_a_time(found):
         assert all_at_once == 2  # the float32 one apart
 
 
+def test_shards_are_saved_with_everything_a_checkpoint_of_the_model_has(found):
+    assert [rank["names"] for rank in found] == [[], []]
+
+
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_nan_on_one_rank_is_skipped_by_all(found, parallel):
     for rank in found:

@@ -150,14 +150,30 @@ def buckets(ranks):
     model.register_parameter("row", torch.nn.Parameter(torch.full((1, 5), 7.0, dtype=torch.float64)))  # rank 1 keeps none
     expected = {name: p.detach().clone() for name, p in model.named_parameters()}
     fully_shard(model).set_force_sum_reduction_for_comms(True)
-    found, sent, real = {}, [], dist.all_gather_into_tensor
-    dist.all_gather_into_tensor = lambda *args, **options: sent.append(args[1].nbytes) or real(*args, **options)
+    found, sent, name = {}, [], "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    real = getattr(dist, name)
+
+    def counting(received, own, **options):
+        sent.append(own.nbytes)
+        return real(received, own, **options)
+
+    setattr(dist, name, counting)
     for num_bytes in (1, 20_000, 2**30):
         sent.clear()
         weights = dict(gathered(model.named_parameters(), num_bytes))
         found[num_bytes] = (len(sent), max(sent), gap(weights, expected))
-    dist.all_gather_into_tensor = real
+    setattr(dist, name, real)
     return len(expected), max(p.nbytes for p in expected.values()), found
+
+
+def saved_names(ranks):
+    """Names that a checkpoint of shards has and one of the whole model has not, and the other way round."""
+    model = exact(tiny())
+    model.register_buffer("bias_of_experts", torch.arange(4.0))
+    names = set(model.state_dict()) - {"lm_head.weight"}  # tied
+    weights = Learner(model, configured(), PAD_ID, ranks=ranks, parallel="fsdp").whole_weights()
+    assert ranks.rank or weights["bias_of_experts"].tolist() == [0, 1, 2, 3]
+    return sorted(names ^ set(weights)) if ranks.rank == 0 else sorted(weights)
 
 
 def rank(index, folder, port):
@@ -169,6 +185,7 @@ def rank(index, folder, port):
     ranks = Ranks(os.environ)
     ranks.connect("cpu", 60)
     found = {name: compare(ranks, *case) for name, case in CASES.items()}
+    found["names"] = saved_names(ranks)
     found["buckets"] = buckets(ranks)
     found |= {f"poisoned-{parallel}": poisoned(ranks, parallel) for parallel in ("ddp", "fsdp")}
     (Path(folder) / f"{index}.json").write_text(json.dumps(found))

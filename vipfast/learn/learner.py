@@ -42,7 +42,8 @@ class Learner:
     every method alike.
 
     Args:
-        model: a causal language model whose parameters with ``requires_grad`` are trained.
+        model: a causal language model whose parameters with ``requires_grad`` are trained; to be sharded it may lie in main
+            memory, and moves to the device layer by layer.
         config: resolved, i.e. learning_rate, max_new_tokens, dtype and device are given.
         pad_id: fills rectangles; any valid id.
         ref_model: the policy KL is measured to; needed when config.beta > 0.
@@ -76,11 +77,12 @@ class Learner:
             dtype=config.dtype, device=config.device, temperature=config.temperature, backend=self.backend,
             packing=self.packing, recompute=config.gradient_checkpointing,
         )  # fmt: skip
-        self.policy = Policy(model, train=True, **shared)
-        self.reference = Policy(ref_model, train=False, **shared) if config.beta > 0 else None
+        self.policy = Policy(model, train=True, placed=not self.sharded, **shared)
+        self.reference = Policy(ref_model, train=False, placed=not self.sharded, **shared) if config.beta > 0 else None
         if self.sharded:
             for policy in filter(None, (self.policy, self.reference)):
                 shard(policy)
+                policy.check()
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(self.parameters, config)
         self.num_skipped = 0
@@ -180,7 +182,7 @@ class Learner:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Names and parameters of the model, as an engine takes them; shards are gathered --sync-bucket-mb at a time."""
-        yield from gathered(self.policy.model.named_parameters(), self.config.sync_bucket_mb * 2**20)
+        yield from gathered(self.policy.model.named_parameters(), self.config.sync_bucket_mb * 10**6)
 
     def state_dict(self) -> dict:
         """Optimizer and counters, whole; of a sharded optimizer everything but the moments, which ``shard`` has. The model's
@@ -212,10 +214,10 @@ class Learner:
         """
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         optimizer, saved = state["optimizer"], SavedShards(shards)
-        own = {
-            index: {name: own_part(x, parameters[index]) if x.ndim else x for name, x in moments.items()}
-            for index, moments in optimizer["state"].items()
-        }
+        own = {index: dict(moments) for index, moments in optimizer["state"].items()}
+        for index, moments in own.items() if self.sharded else ():  # 8-bit moments, which are never sharded, are no rows
+            for name, x in moments.items():
+                moments[name] = own_part(x, parameters[index]) if x.ndim else x
         for key in saved.names:
             index, name = key.split(".")
             parameter = parameters[int(index)]
@@ -225,12 +227,15 @@ class Learner:
         self.nonfinite_in_a_row = state["nonfinite_in_a_row"]
 
     def whole_weights(self) -> dict[str, Tensor] | None:
-        """Sharded weights gathered into rank 0's main memory ({} elsewhere); None where the model holds its own."""
+        """Sharded weights gathered into rank 0's main memory ({} elsewhere), and the buffers that a checkpoint has; None where
+        the model holds its own.
+        """
         if not self.sharded:
             return None
         first = self.ranks.rank == 0
         kept = {name: full.to("cpu", copy=True) if first else None for name, full in self.weights()}
-        return kept if first else {}
+        buffers = {name: x.to("cpu", copy=True) for name, x in self.policy.model.state_dict().items() if not is_sharded(x)}
+        return {**buffers, **kept} if first else {}
 
     def _pack(self, rollouts: Rollouts, rows_r: np.ndarray) -> list[MicroBatch]:
         """Passes over those of the rows that are here; blank ones behind them, so that all ranks make equally many."""

@@ -36,6 +36,7 @@ class Policy(nn.Module):
         backend: of the head, "triton", "torch" or None for the device's own.
         packing: whose attention packed rows run through.
         recompute: layers keep their input alone for the backward pass.
+        placed: False leaves the model where it is, to be sharded; ``check`` is to be called then.
 
     Raises:
         UsageError: the head is no plain linear layer, the logits are not the head's, or the model cannot be packed or
@@ -52,11 +53,12 @@ class Policy(nn.Module):
         backend: str | None = None,
         packing: Packing = RECTANGLES,
         recompute: bool = False,
+        placed: bool = True,
     ):
         super().__init__()
         self.device, self.backend, self.packing = torch.device(device), backend, packing
         self.dtype = torch.float64 if dtype == "float64" else torch.float32
-        self.model = model.to(self.device, self.dtype)
+        self.model = model.to(self.device if placed else None, self.dtype)
         self.eval()
         self.autocast = dtype == "bfloat16"
         if not train:
@@ -73,9 +75,18 @@ class Policy(nn.Module):
         softcap = getattr(config, "final_logit_softcapping", None)
         self.head = dict(temperature=temperature, logit_scale=scale, softcap=softcap)
         self._recomputed = checkpointed_layers(self.body) if recompute and train else []
-        self._check_head(scale, softcap)
-        if packing.kind == "varlen":
-            self._check_packing()
+        if placed:
+            self.check()
+
+    def check(self) -> None:
+        """Compare the model with itself, as far as architectures differ in what is assumed here; all ranks call this alike.
+
+        Raises:
+            UsageError: as the class says.
+        """
+        self(None)  # the root's weights are gathered for a call of the whole module alone
+        if hasattr(self, "reshard"):
+            self.reshard()  # the root waits for a backward pass that does not come
 
     # Looked up, not kept: a second name for a submodule would show in named_modules and state_dict.
     @property
@@ -95,16 +106,19 @@ class Policy(nn.Module):
         """Gradients are recorded either way; dropout stays off."""
         return super().train(False)
 
-    def forward(self, batch: Batch, loss: dict[str, Any] | None = None) -> PolicyHead | Tensor:
+    def forward(self, batch: Batch | None, loss: dict[str, Any] | None = None) -> PolicyHead | Tensor | None:
         """One pass over body and head.
 
         Args:
-            batch: the rows.
+            batch: the rows; None to check the model instead.
             loss: arguments of ``policy_head`` beyond states, weight, targets and the model's own; None: no gradients.
 
         Returns:
             PolicyHead, or without ``loss`` the [T] log-probs of the targets.
         """
+        if batch is None:
+            self._check_head()
+            return self._check_packing() if self.packing.kind == "varlen" else None
         weight_VD, known = self.lm_head.weight, dict(bias_V=self.lm_head.bias, backend=self.backend, **self.head)
         if loss is not None:
             return policy_head(self._hidden(batch), weight_VD, batch.targets_T, **loss, **known)
@@ -146,8 +160,9 @@ class Policy(nn.Module):
             config._attn_implementation = before
 
     @torch.no_grad()
-    def _check_head(self, scale: float, softcap: float | None) -> None:
+    def _check_head(self) -> None:
         """Compare body and head with the model's own logits once: architectures differ in what they do to them."""
+        scale, softcap = self.head["logit_scale"], self.head["softcap"]
         ids = torch.arange(8, device=self.device)[None] % self.lm_head.weight.shape[0]
         expected = self.model(input_ids=ids, use_cache=False).logits
         states = self.body(input_ids=ids, use_cache=False)[0]

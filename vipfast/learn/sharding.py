@@ -7,32 +7,34 @@ import torch
 from torch import Tensor, nn
 
 from vipfast.config import Config
+from vipfast.gpu_fit import can_split, is_split
 from vipfast.learn.policy import Policy
 from vipfast.learn.recompute import outermost_layers
-
-LARGEST_SHARE = 0.5
-"""Of a GPU's memory, for weights, gradients and Adam state; the rest is for activations, the head and the sampler."""
 
 
 def choose_parallel(config: Config, num_ranks: int, model: nn.Module) -> tuple[str, str]:
     """Resolve ``--parallel`` for a loaded model, which each rank has held whole once: "ddp" or "fsdp", and why."""
-    state = sum(p.numel() * p.element_size() * (4 if p.requires_grad else 1) for p in model.parameters())
+    copies = 1 + (config.beta > 0)  # with the reference model
+    state = sum(p.numel() * p.element_size() * (copies + (3 if p.requires_grad else 0)) for p in model.parameters())
     told = f"weights, gradients and Adam state take {state / 1e9:.3g} GB"
     if num_ranks == 1:
         return "ddp", "one process"
     if config.parallel != "auto":
         return config.parallel, f"given; {told}"
-    if config.offload_optimizer or config.optimizer != "adamw":
+    if not can_split(config):
         return "ddp", "AdamW's moments are whole in main memory or in 8 bits"
     if config.device != "cuda":
         return "ddp", f"{told} for each process of a CPU"
     memory = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    shards = state > LARGEST_SHARE * memory
+    shards = is_split(config, state, memory)
     return "fsdp" if shards else "ddp", f"{told} of {memory / 1e9:.3g} GB, and half of it is the limit for whole copies"
 
 
 def shard(policy: Policy) -> None:
-    """Shard the layers, then the root with embedding, norm and head, in place. Gradients are summed over the ranks."""
+    """Shard the layers, then the root with embedding, norm and head, in place. Gradients are summed over the ranks.
+
+    A policy in main memory moves to the device part by part, each cut to this rank's share before the next one comes.
+    """
     from torch.distributed.fsdp import fully_shard
 
     for module in (*outermost_layers(policy.body), policy):
@@ -81,7 +83,9 @@ def _exchanged(bucket: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]
         own = tensor.to_local().reshape(-1)
         space[: len(own)] = own
     received = sent.new_empty(mesh.size(), len(sent))
-    dist.all_gather_into_tensor(received.view(-1), sent, group=mesh.get_group())
+    # Newer torch has the same under another name, and warns of the old one.
+    all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    all_gather(received.view(-1), sent, group=mesh.get_group())
     for (name, tensor), pieces in zip(bucket, received.split(sizes, dim=1)):
         yield name, pieces.reshape(-1)[: tensor.numel()].view(tensor.shape)
 
