@@ -51,6 +51,7 @@ from vipfast.kernels.policy_loss import group_advantages_ref
 from vipfast.learn.advantage import rollout_weights
 from vipfast.learn.pack import pack
 from vipfast.predict.base import Prediction
+from vipfast.rewards.base import Grades
 from vipfast.rollout import collect
 from vipfast.tasks import arithmetic
 from vipfast.trainer import Trainer
@@ -194,8 +195,8 @@ class Sampler:
         logp = np.zeros(1, np.float32)
         return [Finished(slot, k, self.draw_BN[slot, k : k + 1], logp, Finish.STOP) for slot, k in rows]
 
-    def grade(self, prompts, finished: list[Finished]) -> np.ndarray:
-        return np.array([self.reward_BK[row.slot, row.tokens[0]] for row in finished])
+    def grade(self, prompts, finished: list[Finished]) -> Grades:
+        return Grades.plain([self.reward_BK[row.slot, row.tokens[0]] for row in finished])
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,6 +34,7 @@ from vipfast import streams
 from vipfast.allocate import make_allocator
 from vipfast.config import Config
 from vipfast.engine.base import Finished, Request
+from vipfast.rewards.base import Grades
 from vipfast.rollout import collect
 from vipfast.types import ZERO_ONE, Finish, Prompt, PromptBatch
 
@@ -106,8 +107,8 @@ class SimulatedEngine:
             )
         return finished
 
-    def grade(self, prompts: Sequence[Prompt], finished: Sequence[Finished]) -> np.ndarray:
-        return np.array([float(self._uniforms(row.slot, row.index, 1) < self.p_B[row.slot]) for row in finished])
+    def grade(self, prompts: Sequence[Prompt], finished: Sequence[Finished]) -> Grades:
+        return Grades.plain([float(self._uniforms(row.slot, row.index, 1) < self.p_B[row.slot]) for row in finished])
 
     def _uniforms(self, slot: int, indices, position: int) -> np.ndarray:
         return streams.uniforms(streams.keys(streams.TRAIN, self.seed, 0, slot, indices), position)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-OPTIONAL = "datasets flash_attn hypothesis math_verify peft psutil pyarrow rich tensorboard tyro vllm".split()
+OPTIONAL = "datasets flash_attn hypothesis math_verify peft psutil pyarrow reasoning_gym rich tensorboard tyro vllm".split()
 ABSENT = frozenset(name for name in OPTIONAL if importlib.util.find_spec(name) is None)
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from vipfast import cli, errors
-from vipfast.config import Config, flag
+from vipfast.config import Config
 from vipfast.config_file import save_yaml
+from vipfast.config_rules import flag
 from vipfast.errors import UsageError
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "train.py"
@@ -228,3 +229,9 @@ def test_resume_with_nothing_usable_says_why(prepare, message, capsys):
     prepare()
     assert cli.main(["--resume", "--output-dir", "mine"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_terminal_without_our_signs_gets_a_plan_all_the_same(monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    done = subprocess.run([sys.executable, SCRIPT, "--dry-run"], capture_output=True, text=True, check=True)
+    assert "evaluation, at most (?4)" in done.stdout

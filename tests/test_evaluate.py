@@ -7,6 +7,7 @@ import pytest
 
 from vipfast.engine.base import Finished
 from vipfast.evaluate import evaluate, pass_at_k
+from vipfast.rewards.base import Verdict
 from vipfast.rewards.grader import Grader
 from vipfast.types import Finish, Prompt
 
@@ -45,9 +46,15 @@ class Canned:
 
 def run(texts, answers, extract=str.strip, k=4, rows_at_once=99):
     engine = Canned(texts)
-    grader = Grader(lambda c, a, m: [float(x.strip() == y) for x, y in zip(c, a)], engine)
+
+    def reward(completions, answers, metadata):
+        found = [extract(text) if extract else None for text in completions]
+        return [Verdict(float(text.strip() == gold), answer) for text, gold, answer in zip(completions, answers, found)]
+
+    reward.has_answers = extract is not None
+    grader = Grader(reward, engine)
     prompts = [Prompt(str(i), str(i), np.array([1]), answer) for i, answer in enumerate(answers)]
-    return evaluate(prompts, engine, grader, k, extract=extract, rows_at_once=rows_at_once)
+    return evaluate(prompts, engine, grader, k, rows_at_once=rows_at_once)
 
 
 @pytest.mark.parametrize("rows_at_once", [99, 8, 4, 1])

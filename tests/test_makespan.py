@@ -57,7 +57,7 @@ def test_rollouts_do_not_depend_on_rounds_and_lengths_are_lognormal(bench):
     logs = np.log([len(row.tokens) for row in rows_of(bench.SimulatedEngine(3, 1, None, 0.8), 3000)])
     assert logs.mean() == pytest.approx(np.log(256), abs=0.06) and logs.std() == pytest.approx(0.8, abs=0.04)
     engine = bench.SimulatedEngine(3, 1, None, 0.8)
-    rewards = engine.grade([None] * 3000, rows_of(engine, 3000))
+    rewards = engine.grade([None] * 3000, rows_of(engine, 3000)).reward
     assert rewards.mean() == pytest.approx(engine.p_B[0], abs=0.04) and set(rewards) <= {0.0, 1.0}
 
 

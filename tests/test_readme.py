@@ -4,7 +4,9 @@ import dataclasses
 import re
 from pathlib import Path
 
-from vipfast.config import CHANGEABLE_ON_RESUME, Config, flag
+from vipfast.config import CHANGEABLE_ON_RESUME, Config
+from vipfast.config_rules import flag
+from vipfast.evaluation.options import Flags
 from vipfast.telemetry.metrics import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,7 +40,7 @@ def test_every_path_of_the_tree_exists_and_every_room_is_in_it():
 
 
 def test_options_named_exist():
-    known = {flag(field.name) for field in dataclasses.fields(Config)} | {
+    known = {flag(field.name) for options in (Config, Flags) for field in dataclasses.fields(options)} | {
         "--config",
         "--resume",
         "--dry-run",

@@ -1,11 +1,14 @@
 """collect(): the ledger is exact, whatever order the engine returns rows in, and whatever it loses."""
 
+import time
+
 import numpy as np
 import pytest
 
 from vipfast import streams
 from vipfast.engine.base import Finished
-from vipfast.errors import BudgetError
+from vipfast.errors import BudgetError, RewardError
+from vipfast.rewards.base import Grades
 from vipfast.rewards.grader import Grader
 from vipfast.rollout import collect
 from vipfast.telemetry.step import rollout_metrics
@@ -190,3 +193,96 @@ def test_without_barrier_the_tally_holds_whole_groups_in_the_order_they_were_ask
     assert [seen[:2] for seen in allocator.seen] == [(0, 1), (0, 2), (0, 3), (2, 4), (4, 4)]
     assert tally.mean.tobytes() == expected.mean.tobytes() and tally.m2.tobytes() == expected.m2.tobytes()
     assert rollouts.round.tolist() == [0, 0, 1, 1, 0]
+
+
+class Slow:
+    """A reward that takes its time in another thread, each completion another one."""
+
+    beside = True
+
+    def __call__(self, texts, answers, metadata):
+        time.sleep(max(0.002 * (int(text) % 7) for text in texts))
+        return [float(int(text) % 2) for text in texts]
+
+
+class WithoutWaiting(InRounds):
+    """Asks for its next round as soon as anything is back."""
+
+    barrier = False
+
+    def rounds(self, prompts, budget):
+        for counts in self.asked:
+            tally = yield counts
+        while tally.pending.any():
+            tally = yield np.zeros(len(prompts), np.int64)
+        return StepPlan.plain(self.asked)
+
+
+@pytest.mark.parametrize("rule", [InRounds, WithoutWaiting])
+def test_a_reward_beside_generation_gives_what_one_in_between_gives(rule):
+    asked = [[2, 0, 1], [1, 3, 2], [0, 1, 1]]
+    allocators = [rule(*asked), rule(*asked)]
+    expected, there, _ = collect(allocators[0], batch(), 11, ScriptedEngine(), grader())
+    rollouts, tally, _ = collect(allocators[1], batch(), 11, ScriptedEngine(), grader(Slow()))
+    for name in ("reward", "verified", "tokens", "index", "round", "finish"):
+        assert getattr(rollouts, name).tolist() == getattr(expected, name).tolist()
+    assert tally.mean.tolist() == there.mean.tolist() and tally.m2.tolist() == there.m2.tolist()
+    assert not tally.pending.any()
+
+
+def test_the_engine_goes_on_while_rewards_are_waited_for():
+    engine, steps = ScriptedEngine(), []
+    decode = engine.step
+
+    def step():
+        steps.append(None)
+        return decode()
+
+    engine.step = step
+
+    def reward(texts, answers, metadata):
+        limit = time.monotonic() + 10
+        while engine.pending and time.monotonic() < limit:
+            time.sleep(0.001)
+        return [float(engine.pending == 0)] * len(texts)
+
+    reward.beside = True
+    rollouts, _, seconds = collect(InRounds([9, 9, 9]), batch(), 27, engine, grader(reward))
+    assert rollouts.reward.tolist() == [1.0] * 27 and len(steps) > 1
+
+
+def test_an_error_beside_generation_ends_the_step():
+    def reward(texts, answers, metadata):
+        return [1.0] * (len(texts) + 1)
+
+    reward.beside = True
+    with pytest.raises(RewardError, match="values for"):
+        collect(InRounds([2, 2, 2]), batch(), 6, ScriptedEngine(), grader(reward))
+
+
+@pytest.mark.parametrize("shape, expected", [(None, [0.25, 1.0, 0.7]), (0.7, [0.0, 1.0, 1.0])])
+def test_the_shape_of_the_reward_is_what_loss_and_allocator_see(shape, expected):
+    values = {"0": 0.25, "10": 1.0, "20": 0.7}
+    shaped = Grader(lambda texts, answers, metadata: [values[text] for text in texts], Decoder(), binary_at=shape)
+    rollouts, tally, _ = collect(
+        InRounds([1, 1, 1]), batch(), 3, ScriptedEngine(), shaped, threshold=0.7 if shape is None else 1
+    )
+    assert rollouts.reward.tolist() == rollouts.verified.tolist() == np.float32(expected).tolist()
+    assert tally.mean.tolist() == expected and tally.successes.tolist() == [0, 1, 1]
+
+
+def test_allocation_goes_by_the_verifiers_part_alone():
+    class Parts(Grader):
+        """A length bonus beside the verifier's part."""
+
+        def grade(self, prompts, finished):
+            grades = super().grade(prompts, finished)
+            return Grades(grades.reward + [len(row.tokens) / 8 for row in finished], grades.verified, grades.answer)
+
+    mixed = Parts(lambda texts, answers, metadata: [0.0] * len(texts), Decoder())
+    rollouts, tally, _ = collect(InRounds([4, 4, 4]), batch(), 12, ScriptedEngine(), mixed)
+    assert not rollouts.verified.any() and (rollouts.reward > 0).all() and not tally.m2.any() and not tally.successes.any()
+    metrics = rollout_metrics(rollouts, tally)
+    assert metrics["reward/verified"] == 0 < metrics["reward/mean"] and metrics["signal/frac_all_zero"] == 1
+    # all failed alike, and yet most of them teach: by length
+    assert metrics["signal/frac_wasted_rollouts"] < 1

@@ -197,7 +197,7 @@ def test_a_full_disk_at_a_metrics_line_says_so(tmp_path, monkeypatch):
 
     trainer = Trainer(small(tmp_path / "r"))
     monkeypatch.setattr("vipfast.telemetry.telemetry.write_samples", full)
-    with pytest.raises(CheckpointError, match="disk is full, step 1 could not be logged.*checkpoints are intact"):
+    with pytest.raises(CheckpointError, match="disk is full, so the line of step 1 was not saved.*step-0 is intact"):
         trainer.run()
     monkeypatch.undo()
     assert Trainer(small(tmp_path / "r"), resume=True).run() == 0
@@ -306,3 +306,13 @@ def test_every_way_to_train_moves_finite_weights(tmp_path, changes):
     assert all(torch.isfinite(p).all() for p in after.values())
     assert any(not torch.equal(before[name], after[name]) for name in before)
     assert (lines(tmp_path / "r")[-1]["policy/kl"] is not None) == ("beta" in changes)
+
+
+@pytest.mark.parametrize("shape, mean", [("raw", 0.75), ("binary", 1.0)])
+def test_the_shape_of_the_reward_reaches_loss_metrics_and_evaluation(tmp_path, shape, mean):
+    config = small(tmp_path / "r", steps=1, reward_shape=shape, success_threshold=0.7)
+    prompts = [f"problem {i}" for i in range(40)]
+    assert Trainer(config, prompts=prompts, reward=lambda texts, answers, metadata: [0.75] * len(texts)).run() == 0
+    before, after = lines(tmp_path / "r")
+    assert after["reward/mean"] == after["reward/verified"] == mean and after["signal/frac_all_one"] == 1
+    assert before["eval/mean@8"] == 1

@@ -29,7 +29,7 @@ _FULL_DISK = "no space left|os error 28|quota exceeded|os error 122|file write f
 
 def begin(run_dir: str | Path, step: int) -> Path:
     """A hidden folder for checkpoint ``step``: ranks write their shards into it, then ``save`` finishes it."""
-    with _full_disk_told(run_dir, f"step-{step}"):
+    with full_disk_told(run_dir, f"step-{step}"):
         return atomic.begun_folder(_folder(run_dir) / f"step-{step}")
 
 
@@ -46,7 +46,7 @@ def save_shard(begun: Path, rank: int, num_ranks: int, shard: dict[str, Any]) ->
     """
     from safetensors.torch import save_file
 
-    with _full_disk_told(begun.parent.parent, f"the shard of rank {rank}"):
+    with full_disk_told(begun.parent.parent, f"the shard of rank {rank}"):
         save_file(shard, begun / f"{SHARD}{rank:05d}-of-{num_ranks:05d}.safetensors")
 
 
@@ -80,7 +80,7 @@ def save(
     """
     assert keep >= 1 and step >= 0
     path = _folder(run_dir) / f"step-{step}"
-    with _full_disk_told(run_dir, path.name), atomic.new_folder(path, begun) as temporary:
+    with full_disk_told(run_dir, path.name), atomic.new_folder(path, begun) as temporary:
         _write_model(model, tokenizer, temporary / "model", own_names=True, weights=weights)
         save_state(temporary, {"rng": rng_state(), **state})
         files = {str(file.relative_to(temporary)): _fingerprint(file) for file in _files(temporary)}
@@ -104,13 +104,13 @@ def export(model: Any, tokenizer: Any, path: str | Path, weights: dict[str, Any]
         CheckpointError: the disk is full; what was there before still is.
     """
     path = Path(path)
-    with _full_disk_told(path.parent, path.name), atomic.new_folder(path) as temporary:
+    with full_disk_told(path.parent, path.name), atomic.new_folder(path) as temporary:
         _write_model(model, tokenizer, temporary, own_names=False, weights=weights)
     return path
 
 
 @contextmanager
-def _full_disk_told(run_dir: str | Path, what: str) -> Iterator[None]:
+def full_disk_told(run_dir: str | Path, what: str) -> Iterator[None]:
     """Inside, an error that says the disk is full becomes a CheckpointError that says what is lost and what is not."""
     from safetensors import SafetensorError
 
@@ -128,18 +128,20 @@ def _full_disk_told(run_dir: str | Path, what: str) -> Iterator[None]:
 
 
 def newest_complete(run_dir: str | Path) -> Path | None:
-    """The complete checkpoint with the highest step, or None. Damaged newer ones are passed over with a warning."""
+    """The complete checkpoint with the highest step, or None. Damaged newer ones are passed over with a warning, which Python
+    shows once however often they are.
+    """
     atomic.settle(_folder(run_dir))
     passed_over = []
     for path in _steps(run_dir):
         damage = _damage(path, hashes=True)
         if damage is None:
             if passed_over:
-                warnings.warn(f"{'; '.join(passed_over)}: passed over, using {path.name}", stacklevel=2)
+                warnings.warn(f"{'; '.join(passed_over)}: passed over, using {path.name}", stacklevel=1)
             return path
         passed_over.append(f"checkpoint {path.name} is damaged ({damage})")
     if passed_over:
-        warnings.warn(f"{'; '.join(passed_over)}: passed over, and no other is left", stacklevel=2)
+        warnings.warn(f"{'; '.join(passed_over)}: passed over, and no other is left", stacklevel=1)
     return None
 
 

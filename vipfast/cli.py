@@ -8,7 +8,7 @@ import dataclasses
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -50,13 +50,27 @@ class _Flags(Config):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code. An error is one message on stderr (VIPFAST_TRACEBACK=1: a traceback)."""
+    """Run the command line; returns the exit code."""
+    go_on = "--resume goes on from the last checkpoint"
+    return guarded(lambda ranks: _run(sys.argv[1:] if argv is None else argv, ranks), go_on)
+
+
+def guarded(run: Callable[[Ranks], int], go_on: str) -> int:
+    """Run a command; returns the exit code. An error is one message on stderr (VIPFAST_TRACEBACK=1: a traceback).
+
+    Args:
+        run: the command, told which ranks it is one of; returns 0 or 3.
+        go_on: what to do after it was stopped at once.
+    """
     ranks = join()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a notebook's or a test's has not
+            stream.reconfigure(errors="replace")  # a terminal without our signs shows "?" rather than a traceback
     try:
         with _plain_warnings(), ranks.losses_named():
-            code = _run(sys.argv[1:] if argv is None else argv, ranks)
+            code = run(ranks)
     except KeyboardInterrupt:
-        _tell("stopped at once; --resume goes on from the last checkpoint", ranks)
+        _tell(f"stopped at once; {go_on}", ranks)
         return 130
     except (UsageError, RewardError, SyncError, NonFiniteError, RankError) as error:
         if os.environ.get("VIPFAST_TRACEBACK"):

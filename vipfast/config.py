@@ -4,14 +4,10 @@ This module imports neither torch nor a command-line library. ``None`` means "de
 (vipfast/resolve.py) fills such fields in and prints what it chose and why.
 """
 
-import dataclasses
-import math
-import types
-import typing
 from dataclasses import dataclass
 from typing import Literal
 
-from vipfast.errors import UsageError
+from vipfast import config_rules
 
 
 @dataclass(frozen=True)
@@ -19,13 +15,28 @@ class Config:
     """Options of one training run; a sentence under each."""
 
     task: str = "arithmetic"
-    """Where prompts come from: arithmetic (embedded), a .jsonl/.parquet/.csv file, or a hub dataset id."""
+    """Where prompts come from: arithmetic (embedded), a .parquet/.jsonl/.json/.csv file or a folder of such, a hub dataset id
+    (owner/name, or owner/name:CONFIG), or reasoning_gym:NAME, where NAME*2+OTHER mixes several two to one."""
     task_split: str = "train"
-    """Split of a hub dataset to train on; ignored for files."""
+    """Split of a hub dataset to train on; of a folder, the files whose names begin with it, if any do."""
+    task_size: int = 2048
+    """Problems that a reasoning_gym task generates, from --seed; a tenth of them, at most --heldout-prompts, is held out."""
+    task_options: str | None = None
+    """Difficulty of a reasoning_gym task as JSON or YAML text: a dataset's own settings, also under its name in a mixture,
+    e.g. '{max_terms: 3, leg_counting: {max_animals: 5}}'."""
     prompt_field: str | None = None
     """Column that holds the prompt (dots reach into nested columns); recognised for common layouts when not given."""
     answer_field: str | None = None
     """Column that holds the right answer (dots reach into nested columns); recognised for common layouts when not given."""
+    prompt_template: Literal["auto", "chat", "plain", "qa", "boxed", "tags"] = "auto"
+    """How a prompt is worded: chat (the tokenizer's chat template), plain (the text alone), auto (chat where there is such a
+    template, else plain), qa (plain, "Question: … Answer:"), boxed or tags (auto, and asked to put the final answer in
+    \\boxed{} or between <answer> tags)."""
+    system_prompt: str | None = None
+    """A system message (chat), or a text put before the prompt (plain); goes over a row's own system message."""
+    metadata_fields: tuple[str, ...] = ()
+    """Further columns of a dataset (dots reach into nested ones) that a reward of your own finds in a prompt's metadata, under
+    their last names; gold_ids and supporting, the passages a question wants, are there anyway."""
     heldout_prompts: int = 512
     """Held-out prompts for evaluation, split off by text hash where the task has none of its own."""
     model: str = "starter"
@@ -112,12 +123,49 @@ class Config:
     """Nucleus of the sampler; below 1 the log-probs stay those of the full distribution."""
     stop: tuple[str, ...] = ()
     """Further stop strings; each must be a single token of the tokenizer."""
+    tools: tuple[Literal["calculator", "python", "search"], ...] = ()
+    """Tools that a rollout may call between turns: calculator, python (in the code sandbox), search (in --search-corpus)."""
+    max_turns: int = 4
+    """With --tools: turns of the policy in a rollout; one whose last turn ends with a call counts as cut by its length."""
+    max_tool_tokens: int | None = None
+    """With --tools: tokens of one output, of longer ones beginning and end; a quarter of max_new_tokens, which counts outputs
+    too, but at most 512 unless given."""
+    tool_timeout: float = 10.0
+    """With --tools: seconds a call may take before it is answered with an error."""
+    search_corpus: str | None = None
+    """With --tools search: a .jsonl/.parquet/.txt file of passages (text, optionally id and title), or a folder of them."""
+    search_k: int = 3
+    """With --tools search: passages that a search returns."""
     truncated: Literal["grade", "mask", "zero"] = "grade"
     """Rollouts that hit the length limit: graded as they stand, kept out of the update, or given reward 0."""
     success_threshold: float = 1.0
     """A rollout counts as a success for metrics and predictors when its reward reaches this."""
+    reward: tuple[str, ...] = ()
+    """What grades completions: maths, code, exact, task (what the task asks for), or module:function for a reward of your own,
+    (completions, answers, metadata) -> list of numbers or None; what the task asks for unless given. The first of several is
+    the verifier, by which success, evaluation and allocation go; the loss sees the weighted sum."""
+    reward_weights: tuple[float, ...] = ()
+    """Weight of each --reward, the verifier's first; 1 each unless given."""
+    reward_timeout: float = 10.0
+    """Seconds that grading one completion may take in a worker process: past it a maths answer is wrong, and a completion that
+    a reward of your own was asked about is unscored, an error of --max-reward-errors."""
+    reward_workers: int | None = None
+    """Worker processes that grade at a time; as many as there are cores (at most 16), shared by the processes of a run, unless
+    given."""
+    reward_shape: Literal["raw", "binary"] = "raw"
+    """What loss and allocator see of a verifier's reward: the number itself, partial credit and all (raw), or 1 where it
+    reaches --success-threshold and 0 elsewhere (binary)."""
+    code_reward: Literal["all", "rate"] = "all"
+    """What a program of a code task earns: 1 when it passes all tests, or the share of the tests it passes."""
+    sandbox: Literal["strict", "weak"] = "strict"
+    """Where programs run: without network, other processes and files but their own, or not at all (strict), or with as much
+    of that as this machine can do (weak)."""
+    code_timeout: float = 6.0
+    """Seconds (by the clock) a program may take for one test."""
+    code_memory_mb: int = 1024
+    """Megabytes of address space a program may take, Python's own 40 among them."""
     max_reward_errors: int = 16
-    """Stop after this many rollouts in a row whose reward raised an exception (each is left unscored)."""
+    """Stop after this many rollouts in a row whose reward failed or raised an exception (each is left unscored)."""
 
     estimator: Literal["rloo", "dr_grpo", "grpo"] = "rloo"
     """Advantage of a rollout within its group: leave-one-out, centred, or centred and divided by the std."""
@@ -179,61 +227,12 @@ class Config:
     """Rollouts whose texts and rewards are kept per step in rollouts/STEP.parquet; 0 keeps none."""
 
     def __post_init__(self):
-        hints = typing.get_type_hints(type(self))
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            check_type(field.name, value, hints[field.name])
-            if isinstance(value, float) and not math.isfinite(value):
-                raise UsageError(f"{flag(field.name)} {value}: must be a finite number")
-        for name, low, high in _RANGES:
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise UsageError(f"{flag(name)} {value}: must lie in [{low:g}, {high:g}]")
-        if self.temperature <= 0:
-            raise UsageError(
-                f"--temperature {self.temperature}: must be above 0, since greedy decoding gives every rollout of a prompt "
-                "the same text and no gradient; use e.g. 1.0"
-            )
-        if not 0 < self.top_p <= 1:
-            raise UsageError(f"--top-p {self.top_p}: must lie in (0, 1]; 1 samples from the whole distribution")
-        if self.weighting == "token" and self.length_term != "constant":
-            raise UsageError(f"--length-term {self.length_term}: --weighting token takes no length term; leave it out")
-        if self.weighting == "rollout" and self.length_term == "token":
-            raise UsageError("--length-term token: needs --weighting prompt (it divides by the tokens of a prompt's group)")
-        if self.budget_unit == "tokens" and self.allocator != "vip":
-            raise UsageError(
-                f"--budget-unit tokens: --allocator {self.allocator} plans in rollouts; use --allocator vip, or leave it out"
-            )
-        if self.optimizer == "adamw8bit" and self.dtype == "float64":
-            raise UsageError("--optimizer adamw8bit: its weights are float32, not --dtype float64; use --optimizer adamw")
-        if self.optimizer == "adamw8bit" and self.offload_optimizer:
-            raise UsageError(
-                "--offload-optimizer: moves --optimizer adamw's moments, and adamw8bit's stay on the GPU; leave one out"
-            )
-        if self.round_mode != "barrier" and self.allocator != "vigor":
-            raise UsageError(
-                f"--round-mode {self.round_mode}: --allocator {self.allocator} has a single round; use --allocator vigor, or "
-                "leave it out"
-            )
-        if self.allocator == "vigor" and self.correction == "lagged":
-            self._check_lagged()
-        if abs(self.budget - self.prompts_per_step * self.rollouts_per_prompt) > 1e-6:
-            raise UsageError(
-                f"--rollouts-per-prompt {self.rollouts_per_prompt:g}: times --prompts-per-step {self.prompts_per_step} is not "
-                f"a whole number of rollouts; the nearest that is: {self.budget / self.prompts_per_step:.12g}"
-            )
+        config_rules.check(self)
 
-    def _check_lagged(self) -> None:
-        """Refuse what would bring this step's rewards back into the weights or baselines that ``lagged`` keeps free of them."""
-        for name, wanted, why in (
-            ("weighting", ("rollout",), "divides by counts that this step's rewards decided"),
-            ("update_on", ("all",), "leaves out prompts by this step's rewards"),
-            ("estimator", ("rloo", "dr_grpo"), "divides by the spread of this step's rewards"),
-        ):
-            value = getattr(self, name)
-            if value not in wanted:
-                remedy = f"{flag(name)} {' or '.join(wanted)}, or --correction fresh"
-                raise UsageError(f"--correction lagged: {flag(name)} {value} {why}; use {remedy}")
+    @property
+    def success_at(self) -> float:
+        """The least reward, as loss and allocator see it, that is a success."""
+        return 1.0 if self.reward_shape == "binary" else self.success_threshold
 
     @property
     def budget(self) -> int:
@@ -243,81 +242,12 @@ class Config:
 
 CHANGEABLE_ON_RESUME = frozenset(
     {"steps", "eval_every", "checkpoint_every", "keep", "threads", "trackers", "output_dir", "sample_rollouts"}
-    | {"parallel", "dist_timeout", "offload_optimizer", "vllm_memory"}
+    | {"parallel", "dist_timeout", "offload_optimizer", "vllm_memory", "reward_timeout", "reward_workers"}
 )
 """Options a resumed run may change; any other difference is refused by name."""
 
 CUSTOM = "custom"
 """The task of a run whose prompts were handed to Trainer in Python."""
 
-_RANGES = (
-    ("heldout_prompts", 0, 10**7),
-    ("lora_rank", 0, 4096),
-    ("threads", 1, 4096),
-    ("dist_timeout", 1, 10**7),
-    ("seed", 0, 2**63 - 1),
-    ("vllm_memory", 0.01, 1),
-    ("tensor_parallel_size", 1, 1024),
-    ("sync_bucket_mb", 1, 10**7),
-    ("prompts_per_step", 1, 10**6),
-    ("rollouts_per_prompt", 1e-6, 4096),
-    ("min_rollouts", 0, 4096),
-    ("max_rollouts", 1, 4096),
-    ("vigor_m0", 1, 4096),
-    ("vigor_num_rounds", 1, 64),
-    ("vigor_alpha", 1e-6, 1),
-    ("vigor_gamma", 1, 4096),
-    ("max_new_tokens", 1, 10**6),
-    ("max_prompt_tokens", 1, 10**7),
-    ("max_reward_errors", 1, 10**9),
-    ("clip_low", 0, 1),
-    ("clip_high", 0, 1e6),
-    ("beta", 0, 1e6),
-    ("updates_per_step", 1, 10**4),
-    ("epochs", 1, 10**4),
-    ("learning_rate", 0, 10),
-    ("warmup_steps", 0, 10**9),
-    ("weight_decay", 0, 10),
-    ("max_grad_norm", 1e-12, 1e12),
-    ("micro_batch_tokens", 1, 10**9),
-    ("max_nonfinite", 1, 10**9),
-    ("steps", 0, 10**9),
-    ("eval_every", 0, 10**9),
-    ("eval_samples", 1, 4096),
-    ("checkpoint_every", 0, 10**9),
-    ("keep", 1, 10**6),
-    ("sample_rollouts", 0, 10**6),
-)
-
-
-def flag(name: str) -> str:
-    """The command-line spelling of a field: max_new_tokens -> --max-new-tokens."""
-    return "--" + name.replace("_", "-")
-
-
-def check_type(name: str, value, hint) -> None:
-    """Refuse a value of the wrong type or outside a Literal (UsageError), naming what is allowed."""
-    if not _fits(value, hint):
-        allowed = [str(choice) for arm in _arms(hint) for choice in typing.get_args(arm) if typing.get_origin(arm) is Literal]
-        wanted = "one of " + ", ".join(allowed) if allowed else f"of type {hint if typing.get_args(hint) else hint.__name__}"
-        if typing.get_origin(hint) is tuple:
-            items = [str(choice) for choice in typing.get_args(typing.get_args(hint)[0])] or ["texts"]
-            wanted = f"a list of {', '.join(items)}; in YAML [{value}]"
-        raise UsageError(f"{flag(name)} {value!r}: must be {wanted}")
-
-
-def _arms(hint) -> tuple:
-    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
-
-
-def _fits(value, hint) -> bool:
-    origin = typing.get_origin(hint)
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        return any(_fits(value, arm) for arm in _arms(hint))
-    if origin is Literal:
-        return value in typing.get_args(hint)
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(item, typing.get_args(hint)[0]) for item in value)
-    if isinstance(value, bool) and hint is not bool:
-        return False
-    return isinstance(value, (int, float) if hint is float else hint)
+REASONING_GYM = "reasoning_gym:"
+"""How the name of a procedural task begins."""

@@ -13,7 +13,8 @@ from pathlib import Path
 import yaml
 
 from vipfast import atomic
-from vipfast.config import CHANGEABLE_ON_RESUME, Config, check_type, flag
+from vipfast.config import CHANGEABLE_ON_RESUME, Config
+from vipfast.config_rules import check_type, flag
 from vipfast.errors import UsageError
 
 HINTS = typing.get_type_hints(Config)

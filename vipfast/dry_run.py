@@ -3,17 +3,17 @@
 Sizes come from config.json, prompts from files on this disk; every assumption is printed beside the number it carries.
 """
 
-import json
 import sys
 import warnings
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vipfast import gpu_fit, memory
 from vipfast.allocate import make_allocator
-from vipfast.config import Config
+from vipfast.config import REASONING_GYM, Config
 from vipfast.errors import DataError
 from vipfast.model_facts import ModelFacts, known_facts, read_facts
 from vipfast.resolve import DATA_SUFFIXES, total_gpu_bytes
@@ -21,6 +21,10 @@ from vipfast.types import Prompt, PromptBatch, Tally
 
 if TYPE_CHECKING:
     from vipfast.tasks.base import Task
+
+
+TRIAL = 32
+"""Problems of a procedural task that a dry run generates."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +88,18 @@ def read_pool(config: Config) -> Pool:
         texts = [problem.text for problem in arithmetic.load_pool("train")]
         heldout = min(config.heldout_prompts, arithmetic.SPLITS["heldout"])
         num_train = len(texts)
-    elif config.task.endswith(DATA_SUFFIXES):
+    elif config.task.startswith(REASONING_GYM):
+        from vipfast.tasks.reasoning_gym import load_records as generated
+
+        texts = [_plain_text(record.prompt) for record in generated(config, notes, size=min(config.task_size, TRIAL))]
+        notes.append(f"prompts are as long as {len(texts)} generated on trial; repeated ones are not known before all are")
+        heldout = min(config.heldout_prompts, config.task_size // 10)
+        num_train = config.task_size - heldout
+    elif config.task.endswith(DATA_SUFFIXES) or Path(config.task).expanduser().is_dir():
         from vipfast.tasks.dataset import load_records
 
-        # As the task does: equal prompt and answer are one prompt, and at most a tenth is held out.
-        distinct = {json.dumps([row.prompt, row.answer]): row.prompt for row in load_records(config, notes)}
-        texts = [p if isinstance(p, str) else "".join(str(part["content"]) for part in p) for p in distinct.values()]
+        # As the task does: at most a tenth is held out.
+        texts = [_plain_text(record.prompt) for record in load_records(config, notes)[0]]
         heldout = min(config.heldout_prompts, len(texts) // 10)
         num_train = len(texts) - heldout
     else:
@@ -102,10 +112,17 @@ def read_pool(config: Config) -> Pool:
         )
     if config.model == "starter":
         return Pool(
-            num_train, heldout, _mean([len(text.encode()) for text in texts]), "; ".join(["one token per byte", *notes])
+            num_train,
+            heldout,
+            _mean([len(text.encode("utf-8", "replace")) for text in texts]),
+            "; ".join(["one token per byte", *notes]),
         )
     notes.insert(0, "4 characters per token assumed, no chat template")
     return Pool(num_train, heldout, _mean([len(text) for text in texts]) / 4, "; ".join(notes))
+
+
+def _plain_text(prompt: str | list[dict]) -> str:
+    return prompt if isinstance(prompt, str) else "".join(str(part["content"]) for part in prompt)
 
 
 def draws_per_round(config: Config) -> list[Draw]:

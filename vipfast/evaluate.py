@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import comb
 
@@ -28,7 +28,6 @@ def evaluate(
     grader: Grader,
     k: int,
     *,
-    extract: Callable[[str], str | None] | None = None,
     threshold: float = 1.0,
     rows_at_once: int = 4096,
     placement: Placement = HERE,
@@ -39,19 +38,19 @@ def evaluate(
         prompts: held-out prompts [B]; an empty list gives nulls.
         engine, grader: as in training; sampling parameters are the run's.
         k: samples per prompt.
-        extract: completion -> extracted answer (None = none found), for maj@k; None where the task has no such thing.
         threshold: a reward this high counts as right.
         rows_at_once: most rollouts in flight, so that evaluation needs no more memory than a training step.
         placement: each home samples and grades every so-many-th prompt; all ranks get the scores of all.
 
     Returns:
         eval/mean@k (share of right samples), eval/pass@k, eval/maj@k (share of prompts whose most frequent answer is right;
-        a tie goes to the answer sampled first), each in [0, 1] or None, and time/eval_s. An unscored sample is not right.
+        a tie goes to the answer sampled first; None where the reward extracts no answers), each in [0, 1] or None, and
+        time/eval_s. An unscored sample is not right.
     """
     start = time.perf_counter()
     num_homes = placement.num_homes
     own = prompts[placement.home :: num_homes]
-    parts = placement.ranks.together(partial(_judged, own, engine, grader, k, extract, threshold, rows_at_once))
+    parts = placement.ranks.together(partial(_judged, own, engine, grader, k, threshold, rows_at_once))
     right_BK = np.empty((len(prompts), k), bool)
     votes_B = np.empty(len(prompts), bool)
     for home, (right, votes) in enumerate(parts[:: placement.tensor_parallel]):
@@ -60,38 +59,31 @@ def evaluate(
     if len(prompts):
         scores[f"eval/mean@{k}"] = float(right_BK.mean())
         scores[f"eval/pass@{k}"] = float(np.mean([pass_at_k(k, int(num), k) for num in right_BK.sum(1)]))
-        if extract is not None:
+        if grader.has_answers:
             scores[f"eval/maj@{k}"] = float(votes_B.mean())
     return {**scores, "time/eval_s": time.perf_counter() - start}
 
 
 def _judged(
-    prompts: Sequence[Prompt],
-    engine: Engine,
-    grader: Grader,
-    k: int,
-    extract: Callable[[str], str | None] | None,
-    threshold: float,
-    rows_at_once: int,
+    prompts: Sequence[Prompt], engine: Engine, grader: Grader, k: int, threshold: float, rows_at_once: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which samples are right, bool [B, k], and for which prompts the majority is, bool [B] (False without ``extract``)."""
+    """Which samples are right, bool [B, k], and for which prompts the majority is, bool [B]."""
     rows = []
     at_once = max(1, rows_at_once // k)
     for first in range(0, len(prompts), at_once):
         part = sample_uniformly(prompts[first : first + at_once], k, engine, grader, stream=streams.EVAL)
         rows += [part[name] for name in sorted(part)]
         engine.reset()
-    right_BK = np.array([reward >= threshold for _, reward in rows], bool).reshape(-1, k)
-    votes_B = np.zeros(len(prompts), bool)
-    if extract is not None and rows:
-        answers = [extract(text) for text in grader.decode([row for row, _ in rows])]
-        votes_B[:] = [_majority_right(answers[b * k : (b + 1) * k], right_BK[b]) for b in range(len(prompts))]
+    right_BK = np.array([reward >= threshold for _, reward, _ in rows], bool).reshape(-1, k)
+    answers = [answer for _, _, answer in rows]
+    votes_B = np.array([majority_right(answers[b * k : (b + 1) * k], right_BK[b]) for b in range(len(prompts))], bool)
     return right_BK, votes_B
 
 
-def _majority_right(answers: list[str | None], right_K: np.ndarray) -> bool:
+def majority_right(answers: Sequence[str | None], right_K: np.ndarray) -> bool:
+    """Whether the most frequent answer is right; a tie goes to the answer that comes first, None has no vote."""
     votes = Counter(answer for answer in answers if answer is not None)
     if not votes:
         return False
     winner = votes.most_common(1)[0][0]
-    return bool(right_K[answers.index(winner)])
+    return bool(right_K[list(answers).index(winner)])

@@ -9,13 +9,17 @@ from operator import itemgetter
 import numpy as np
 
 from vipfast.engine.base import Finished, Request
+from vipfast.learn.pack import ranges
 from vipfast.placement import HERE, Placement
+from vipfast.rewards.base import Grades
+from vipfast.tools.use import columns_of
 from vipfast.types import Finish, PromptBatch, RewardRange, Rollouts, StepPlan, Tally
 
 
 @dataclass
 class Ledger:
-    """Rows keyed by (slot, index). A group is what was asked of a prompt at once.
+    """Rows keyed by (slot, index): the rollout, its reward and the verifier's part of that. A group is what was asked of a
+    prompt at once.
 
     With several ranks each keeps a ledger: the counts of all prompts, the rows of those that are at home here.
 
@@ -30,7 +34,7 @@ class Ledger:
     so_far: bool = False
     tally: Tally = None
     home_B: np.ndarray = None
-    rows: dict[tuple[int, int], tuple[Finished, float]] = field(default_factory=dict)
+    rows: dict[tuple[int, int], tuple[Finished, float, float]] = field(default_factory=dict)
     groups: dict[int, deque[range]] = field(default_factory=dict)  # of each slot, those not yet merged
     fresh: list[tuple[int, int]] = field(default_factory=list)
     behind: set[int] = field(default_factory=set)  # slots whose next group may be finished too
@@ -62,9 +66,9 @@ class Ledger:
                 tally.pending += counts_B
         return requests
 
-    def book(self, finished: Sequence[Finished], rewards: np.ndarray) -> None:
-        for row, reward in zip(finished, rewards):
-            self.rows[row.slot, row.index] = (row, float(reward))
+    def book(self, finished: Sequence[Finished], grades: Grades) -> None:
+        for row, reward, verified in zip(finished, grades.reward.tolist(), grades.verified.tolist()):
+            self.rows[row.slot, row.index] = (row, reward, verified)
             self.fresh.append((row.slot, row.index))
 
     def brought_up_to_date(self) -> Tally:
@@ -111,16 +115,16 @@ class Ledger:
     def _merge(self, tally: Tally, names: Iterable[tuple[int, int]]) -> None:
         for slot, members in groupby(names, key=itemgetter(0)):
             rows = [self.rows[name] for name in members]
-            tokens = sum(len(row.tokens) for row, _ in rows)
-            truncated = sum(row.finish == Finish.LENGTH for row, _ in rows)
-            tally.add(slot, np.array([reward for _, reward in rows]), self.threshold, tokens, truncated)
+            tokens = sum(len(row.tokens) for row, _, _ in rows)
+            truncated = sum(row.finish == Finish.LENGTH for row, _, _ in rows)
+            tally.add(slot, np.array([verified for _, _, verified in rows]), self.threshold, tokens, truncated)
 
     def book_lost(self) -> None:
         """Rollouts the engine never handed back are rows with finish = error, unscored."""
         empty = np.zeros(0, np.int64), np.zeros(0, np.float32)
         waited = [(slot, index) for slot, groups in self.groups.items() for group in groups for index in group]
         lost = [Finished(*name, *empty, Finish.ERROR) for name in waited if name not in self.rows]
-        self.book(lost, np.full(len(lost), np.nan))
+        self.book(lost, Grades.plain(np.full(len(lost), np.nan)))
 
     def rollouts(self, plan: StepPlan) -> Rollouts:
         """The ragged batch, rows ordered by prompt and index."""
@@ -131,15 +135,23 @@ class Ledger:
             slot=np.array([slot for slot, _ in names], np.int64),
             index=np.array([index for _, index in names], np.int64),
             reward=np.array([self.rows[name][1] for name in names], np.float32),
+            verified=np.array([self.rows[name][2] for name in names], np.float32),
             finish=np.array([row.finish for row in rows], np.uint8),
             length=np.array([len(row.tokens) for row in rows], np.int64),
             holder=np.full(len(rows), ranks.rank),
+            tool_use=columns_of(rows, [prompts[slot].metadata for slot, _ in names]),
         )
-        every = ranks.gather(own)
+        # Which tokens are trained is known everywhere, since every rank divides by the same counts.
+        masks = None if all(row.sampled.all() for row in rows) else _joined([row.sampled for row in rows], bool)
+        every, masks = zip(*ranks.gather((own, masks)))
         column = {name: np.concatenate([part[name] for part in every]) for name in own}
+        sampled = np.concatenate(
+            [np.ones(part["length"].sum(), bool) if mask is None else mask for part, mask in zip(every, masks)]
+        )
+        start_R = np.cumsum(column["length"]) - column["length"]
         order = np.lexsort((column["index"], column.pop("slot")))
         column = {name: values[order] for name, values in column.items()}
-        length_R, holder_R = column.pop("length"), column.pop("holder")
+        length_R, holder_R, use = column.pop("length"), column.pop("holder"), column.pop("tool_use")
         tokens, logp = np.full(length_R.sum(), -1), np.full(length_R.sum(), np.nan, np.float32)
         held_T = np.repeat(holder_R == ranks.rank, length_R)
         tokens[held_T] = _joined([row.tokens for row in rows], np.int64)
@@ -151,10 +163,11 @@ class Ledger:
             group_offsets=_offsets(self.tally.asked),
             token_offsets=_offsets(length_R),
             tokens=tokens,
-            loss_mask=np.ones(len(tokens), bool),
+            loss_mask=sampled[ranges(start_R[order], length_R)],
             sampler_logp=logp,
             round=plan.round_R,
             plan=plan,
+            tool_use=use if use["turns"].any() else None,
             holder_R=holder_R if ranks.size > 1 else None,
             rank=ranks.rank,
             **column,

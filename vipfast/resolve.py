@@ -14,16 +14,19 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from vipfast import gpu_fit, run_folder
-from vipfast.config import CUSTOM, Config, flag
+from vipfast.config import CUSTOM, REASONING_GYM, Config
+from vipfast.config_rules import flag
 from vipfast.distributed import join
 from vipfast.engine import check_engine, choose_engine
 from vipfast.errors import UsageError
 from vipfast.memory import samples_with_vllm
 from vipfast.model_facts import known_facts, model_folder, read_config
 
-DATA_SUFFIXES = (".jsonl", ".parquet", ".csv")
+DATA_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 LONGEST_PROMPT = 1024
 """Default prompt limit of models other than the starter; their positions leave far more than a rollout batch can hold."""
+
+_OF_A_DATASET = ("task_split", "prompt_field", "answer_field", "metadata_fields")
 
 _ONLY_FOR = {
     "vip": ("min_rollouts", "max_rollouts", "objective", "predictor"),
@@ -46,6 +49,8 @@ def resolve(config: Config, ask_torch: bool = True, gpu_bytes: float | None = No
     Raises:
         UsageError: an option that cannot work, named with its value and the remedy.
     """
+    from vipfast.rewards.choose import check_reward  # imports NumPy, which --help does without
+
     lines: list[str] = []
     filled: dict = {}
 
@@ -55,12 +60,16 @@ def resolve(config: Config, ask_torch: bool = True, gpu_bytes: float | None = No
             lines.append(f"{name} = {_short(value)} ({why})")
 
     check_task(config.task)
+    check_reward(config)
     folder = model_folder(config.model)
     starter = config.model == "starter"
     kind = "starter" if starter else "LoRA" if config.lora_rank else "full fine-tuning"
     fill("learning_rate", {"starter": 1e-4, "LoRA": 1e-5}.get(kind, 1e-6), kind)
     fill("max_new_tokens", 16 if starter else 1024, "starter" if starter else "default of any other model")
     max_new_tokens = filled.get("max_new_tokens", config.max_new_tokens)
+    if config.tools:
+        fill("max_tool_tokens", max(1, min(512, max_new_tokens // 4)), "a quarter of max_new_tokens, at most 512")
+        _check_tools(config, max_new_tokens, filled.get("max_tool_tokens", config.max_tool_tokens))
     fill("max_prompt_tokens", *_prompt_limit(config, folder, max_new_tokens))
     for name, value, why in _schedule(config):
         fill(name, value, why)
@@ -90,15 +99,35 @@ def resolve(config: Config, ask_torch: bool = True, gpu_bytes: float | None = No
 
 
 def check_task(task: str) -> None:
-    """Refuse a task that is no embedded task, no existing file and no hub id."""
-    if task in ("arithmetic", CUSTOM) or Path(task).is_file() and Path(task).suffix in DATA_SUFFIXES:
+    """Refuse a task that is no embedded task, no existing file or folder, no hub id and no procedural task."""
+    if task.startswith(REASONING_GYM):
+        from vipfast.tasks.reasoning_gym import parse
+
+        parse(task)
         return
-    kinds = f"arithmetic, a {'/'.join(DATA_SUFFIXES)} file, or a hub dataset id such as openai/gsm8k"
-    if Path(task).suffix in DATA_SUFFIXES:
+    path = Path(task).expanduser()
+    if task in ("arithmetic", CUSTOM) or path.is_file() and path.suffix in DATA_SUFFIXES or path.is_dir():
+        return
+    kinds = (
+        f"arithmetic, a {'/'.join(DATA_SUFFIXES)} file, a folder of such files, a hub dataset id such as openai/gsm8k, or "
+        f"{REASONING_GYM}NAME"
+    )
+    if path.suffix in DATA_SUFFIXES:
         raise UsageError(f"--task {task}: no such file; give {kinds}")
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", task) or Path(task).exists():
-        guess = "did you mean arithmetic? " if difflib.get_close_matches(task, ["arithmetic"]) else ""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", task) or path.exists():
+        close = difflib.get_close_matches(task.split(":")[0], ["arithmetic", REASONING_GYM])
+        guess = f"did you mean {close[0]}? " if close else ""
         raise UsageError(f"--task {task}: unknown; {guess}give {kinds}")
+
+
+def _check_tools(config: Config, max_new_tokens: int, max_tool_tokens: int) -> None:
+    if max_tool_tokens + 2 > max_new_tokens:
+        raise UsageError(
+            f"--max-tool-tokens {max_tool_tokens}: leaves no room in --max-new-tokens {max_new_tokens}, which counts outputs "
+            "of tools too; lower one or raise the other"
+        )
+    if "search" in config.tools and not Path(config.search_corpus).expanduser().exists():
+        raise UsageError(f"--search-corpus {config.search_corpus}: no such file or folder")
 
 
 def _schedule(config: Config) -> list[tuple[str, object, str]]:
@@ -263,11 +292,24 @@ def _idle_options(config: Config, device: str) -> list[str]:
     }
     if config.allocator == "vigor" and config.correction == "fresh":
         idle["update_on"] = "--correction fresh, which uses the last round alone"
+    if not config.tools:
+        names = ("max_turns", "max_tool_tokens", "tool_timeout", "search_corpus", "search_k")
+        idle |= dict.fromkeys(names, "no --tools")
+    elif "search" not in config.tools:
+        idle |= dict.fromkeys(("search_corpus", "search_k"), f"--tools {' '.join(config.tools)}, without search")
     if config.updates_per_step * config.epochs == 1:
         why = "a single update per step, whose ratio is always 1 (see --updates-per-step, --epochs)"
         idle |= {"clip_low": why, "clip_high": why}
     if config.task in ("arithmetic", CUSTOM):
-        idle |= dict.fromkeys(("task_split", "prompt_field", "answer_field"), f"--task {config.task}")
+        idle |= dict.fromkeys(_OF_A_DATASET, f"--task {config.task}")
+        if set(config.reward) <= {"task", "exact"}:
+            idle |= dict.fromkeys(("reward_timeout", "reward_workers"), "rewards that need no worker process")
+        if "code" not in config.reward:
+            idle |= dict.fromkeys(("code_reward", "code_timeout", "code_memory_mb"), "rewards that run no programs")
+            idle |= {} if "python" in config.tools else {"sandbox": "neither programs to grade nor --tools python"}
+    procedural = config.task.startswith(REASONING_GYM)
+    own = _OF_A_DATASET if procedural else ("task_size", "task_options")
+    idle |= dict.fromkeys(own, f"--task {config.task}")
     if config.engine != "vllm" and choose_engine(config, device)[0] == "transformers":
         idle |= dict.fromkeys(("vllm_memory", "tensor_parallel_size", "sleep_level", "engine_seeds"), "--engine transformers")
     merges = "engine_seeds" not in idle and config.lora_rank > 0

@@ -13,6 +13,8 @@ from vipfast.engine.base import Engine, Finished, Request
 from vipfast.errors import BudgetError
 from vipfast.ledger import Ledger
 from vipfast.placement import HERE, Placement
+from vipfast.rewards.base import Grades
+from vipfast.rewards.beside import Beside
 from vipfast.rewards.grader import Grader
 from vipfast.types import Prompt, PromptBatch, Rollouts, StepPlan, Tally
 
@@ -59,19 +61,25 @@ def collect(
         clock[phase] += now - last
         last = now
 
+    ungraded = 0  # rollouts
+
     def decode(requests: list[Request]) -> None:
+        nonlocal ungraded
         engine.submit(requests)
-        while engine.pending:
-            finished = engine.step()
+        while engine.pending or ungraded:
+            finished = engine.step() if engine.pending else []
             lap("generate")
-            if finished:
-                prompts = [batch.prompts[row.slot] for row in finished]
-                ledger.book(finished, placement.agreed(partial(grader.grade, prompts, finished)))
-                lap("reward")
-                if not allocator.barrier:
-                    break
-        if not engine.pending:
-            ledger.book_lost()
+            ungraded += len(finished)
+            if not ungraded:
+                continue
+            graded = placement.agreed(partial(_graded, grading, batch.prompts, finished, wait=not engine.pending))
+            for rows, grades in graded:
+                ungraded -= len(rows)
+                ledger.book(rows, grades)
+            lap("reward")
+            if graded and not allocator.barrier:
+                return
+        ledger.book_lost()
 
     def play(merge: Callable[[Callable[[], None]], Tally]) -> StepPlan:
         rounds = allocator.rounds(batch, budget)
@@ -85,11 +93,12 @@ def collect(
         except StopIteration as stop:
             return stop.value
 
-    if allocator.barrier or ranks.size == 1:
-        plan = play(ledger.merged)
-    else:
-        plan = joined(ranks.together(partial(play, ledger.alone))[:: placement.tensor_parallel])
-        ledger.merged(lambda: None)
+    with Beside(grader) as grading:
+        if allocator.barrier or ranks.size == 1:
+            plan = play(ledger.merged)
+        else:
+            plan = joined(ranks.together(partial(play, ledger.alone))[:: placement.tensor_parallel])
+            ledger.merged(lambda: None)
     tally = ledger.tally
     _check_plan(allocator, plan, tally, budget)
     lap("allocate")
@@ -98,15 +107,32 @@ def collect(
 
 def sample_uniformly(
     prompts: Sequence[Prompt], num_samples: int, engine: Engine, grader: Grader, *, stream: int, step: int = 0
-) -> dict[tuple[int, int], tuple[Finished, float]]:
-    """``num_samples`` graded rollouts of every prompt, outside any budget: {(slot, index): (row, reward)}."""
+) -> dict[tuple[int, int], tuple[Finished, float, str | None]]:
+    """``num_samples`` graded rollouts of every prompt, outside any budget.
+
+    Returns:
+        {(slot, index): (rollout, the verifier's reward, the extracted answer)}.
+    """
     ledger = Ledger(PromptBatch(prompts, step, 0), stream, 1.0)
     engine.submit(ledger.ask(np.full(len(prompts), num_samples)))
-    while engine.pending:
-        if finished := engine.step():
-            ledger.book(finished, grader.grade([prompts[row.slot] for row in finished], finished))
+    answers: dict[tuple[int, int], str | None] = {}
+    with Beside(grader) as grading:
+        while engine.pending or grading.pending:
+            finished = engine.step() if engine.pending else []
+            for rows, grades in _graded(grading, prompts, finished, wait=not engine.pending):
+                ledger.book(rows, grades)
+                answers |= {(row.slot, row.index): answer for row, answer in zip(rows, grades.answer)}
     ledger.book_lost()
-    return ledger.rows
+    return {name: (row, verified, answers.get(name)) for name, (row, _, verified) in ledger.rows.items()}
+
+
+def _graded(
+    grading: Beside, prompts: Sequence[Prompt], finished: Sequence[Finished], wait: bool
+) -> list[tuple[Sequence[Finished], Grades]]:
+    """Send finished rollouts to be graded; returns what has been, with ``wait`` at least something."""
+    if finished:
+        grading.submit([prompts[row.slot] for row in finished], finished)
+    return grading.done(wait)
 
 
 def _check_plan(allocator: Allocator, plan: StepPlan, tally: Tally, budget: int) -> None:

@@ -4,7 +4,7 @@ import re
 from datetime import datetime
 from pathlib import Path
 
-from vipfast.config import Config
+from vipfast.config import REASONING_GYM, Config
 from vipfast.errors import UsageError
 
 RUNS = Path("runs")
@@ -12,13 +12,24 @@ RUNS = Path("runs")
 
 def default_name(config: Config, now: datetime) -> str:
     """``runs/<task>-<allocator>-s<seed>-<time>``, with a number after it while such a folder exists."""
-    task = re.sub(r"[^\w.-]+", "-", Path(config.task).stem if "." in Path(config.task).name else config.task)
-    base = f"{task}-{config.allocator}-s{config.seed}-{now:%Y%m%d-%H%M%S}"
+    base = f"{_short(config.task)}-{config.allocator}-s{config.seed}-{now:%Y%m%d-%H%M%S}"
     name, count = base, 1
     while (RUNS / name).exists():
         count += 1
         name = f"{base}-{count}"
     return str(RUNS / name)
+
+
+def _short(task: str) -> str:
+    """A task's name as part of a folder's: of a file or folder its own name, of anything else all of it, but not endless."""
+    path = Path(task)
+    if task.startswith(REASONING_GYM):
+        pass
+    elif path.is_dir():
+        task = path.resolve().name
+    elif "." in path.name:
+        task = path.stem
+    return re.sub(r"[^\w.-]+", "-", task)[:80].strip("-") or "task"
 
 
 def check_fresh(folder: str | Path) -> None:

@@ -3,6 +3,7 @@
 ``Trainer(Config(...), prompts=..., reward=callable).run()`` is what scripts/train.py calls and what a notebook uses.
 """
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -33,7 +34,8 @@ from vipfast.learn.sharding import choose_parallel
 from vipfast.placement import Placement
 from vipfast.policy import load_policy, load_reference, load_tokenizer
 from vipfast.resolve import backend_notes, resolve
-from vipfast.rewards.grader import Grader, Reward
+from vipfast.rewards.base import Reward
+from vipfast.rewards.grader import Grader
 from vipfast.rollout import collect
 from vipfast.select import EpochSelector
 from vipfast.state import set_rng_state
@@ -43,6 +45,7 @@ from vipfast.telemetry.peaks import Peaks
 from vipfast.telemetry.samples import gathered_rows
 from vipfast.telemetry.step import rollout_metrics
 from vipfast.telemetry.telemetry import NoTelemetry, Telemetry
+from vipfast.tools import with_tools
 from vipfast.types import PromptBatch, Rollouts
 
 DONE, STOPPED = 0, 3
@@ -83,7 +86,10 @@ class Trainer:
         self.placement = Placement(self.ranks, config.tensor_parallel_size if split else 1)
         texts = [(prompt.uid, prompt.text) for prompt in self.task.train]
         self.allocator, alone = self._make_allocator(texts), self.ranks.size == 1
-        self.grader = Grader(self.task.reward, self.tokenizer, truncated=config.truncated, max_errors=config.max_reward_errors)
+        self.grader = Grader(
+            self.task.reward, self.tokenizer, truncated=config.truncated, max_errors=config.max_reward_errors,
+            binary_at=config.success_threshold if config.reward_shape == "binary" else None,
+        )  # fmt: skip
         self.peaks = Peaks(config.device)
         self.model = load_policy(config)
         if self.restored is not None:
@@ -99,6 +105,7 @@ class Trainer:
         apart = self.parallel == "fsdp" and choose_engine(config, config.device)[0] == "transformers"
         sampled = copy.deepcopy(self.model).to(config.device) if apart else self.model
         self.engine = make_engine(config, sampled, sampling, pad_id)
+        self.engine = with_tools(config, self.engine, self.tokenizer, self.placement)
         if not alone:
             self.ranks.at_leave.append(self.engine.close)
         self.learner = Learner(self.model, config, pad_id, load_reference(config), self.ranks, self.parallel)
@@ -123,7 +130,7 @@ class Trainer:
         config = self.config
         self.telemetry = NoTelemetry()
         self.ranks.decided(self._open_folder)
-        with self.ranks.losses_named(), self.telemetry, self.stop:
+        with contextlib.closing(self.grader), self.ranks.losses_named(), self.telemetry, self.stop:
             for note in self.notes:
                 self.telemetry.say(note)
             self._start_or_restore()
@@ -159,18 +166,18 @@ class Trainer:
     def train_step(self, step: int) -> tuple[dict, Rollouts]:
         """One step: prompts -> rollouts -> update -> learn -> sync. Returns its metrics and rollouts."""
         config, start = self.config, time.perf_counter()
-        self.grader.num_errors = 0
+        self.grader.start_count()
         self.engine.wake()
         batch = PromptBatch(self.selector.next(config.prompts_per_step), step, config.seed, self.selector.next)
         rollouts, tally, seconds = collect(
             self.allocator, batch, config.budget, self.engine, self.grader,
-            threshold=config.success_threshold, placement=self.placement,
+            threshold=config.success_at, placement=self.placement,
         )  # fmt: skip
         if config.device == "cuda":  # the update needs the memory; a CPU keeps the store for the next step
             self.engine.sleep()
         self.peaks.mark("generate")
-        metrics = {**rollout_metrics(rollouts, tally), **rollouts.plan.note, **seconds}
-        metrics["reward/errors"] = sum(self.ranks.gather(self.grader.num_errors))
+        metrics = {**rollout_metrics(rollouts, tally, config.search_k), **rollouts.plan.note, **seconds}
+        metrics |= self.grader.metrics(self.ranks.gather)
         metrics |= self.learner.update(rollouts, step - 1, self.peaks.mark)
 
         clock = time.perf_counter()
@@ -236,8 +243,7 @@ class Trainer:
             self.engine,
             self.grader,
             config.eval_samples,
-            extract=self.task.extract,
-            threshold=config.success_threshold,
+            threshold=config.success_at,
             rows_at_once=max(config.budget // self.placement.num_homes, config.eval_samples),
             placement=self.placement,
         )
@@ -270,15 +276,8 @@ class Trainer:
             )
 
     def _write_line(self, line: dict, counts_B: np.ndarray | None, sample: list[dict] | None) -> None:
-        try:
+        with checkpoint.full_disk_told(self.run_dir, f"the line of step {self.step}"):
             self.telemetry.log(self.step, line, counts_B, sample)
-        except OSError as error:
-            if not checkpoint.is_full_disk(error):
-                raise
-            raise CheckpointError(
-                f"--output-dir {self.run_dir}: the disk is full, step {self.step} could not be logged ({error}); checkpoints "
-                "are intact. Free some space or move the run's folder to a larger disk, then resume"
-            ) from error
 
     def _save(self) -> None:
         if self.saved == self.step:

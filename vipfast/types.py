@@ -54,6 +54,7 @@ class Prompt:
     tokens: np.ndarray  # int64 [P]
     answer: Any = None
     metadata: dict = field(default_factory=dict)
+    problem: str = ""  # its own words, before any template: held-out splits go by them; "" where text is all there is
 
 
 class PromptBatch:
@@ -240,13 +241,19 @@ class Rollouts:
     tokens: np.ndarray  # int64 [T], as the engine saw them; never re-tokenised
     loss_mask: np.ndarray  # bool [T], False for ids the policy did not sample
     sampler_logp: np.ndarray  # float32 [T], at the sampling temperature; 0 and never read where loss_mask is False
-    reward: np.ndarray  # float32 [R], NaN = unscored
+    reward: np.ndarray  # float32 [R], what the loss sees; NaN = unscored
     index: np.ndarray  # int64 [R], k-th rollout of its prompt in this step
     round: np.ndarray  # int64 [R]
     finish: np.ndarray  # uint8 [R], Finish
     plan: StepPlan
+    verified: np.ndarray | None = None  # float32 [R], the verifier's part of ``reward``, as allocation sees it; None: all of it
+    tool_use: np.ndarray | None = None  # tools.use.COLUMNS [R], what each did with tools; None: there were none
     holder_R: np.ndarray | None = None  # int64 [R]
     rank: int = 0
+
+    def __post_init__(self):
+        if self.verified is None:
+            object.__setattr__(self, "verified", self.reward)
 
     @property
     def num_prompts(self) -> int:

@@ -24,6 +24,7 @@ from vipfast.errors import CheckpointError, UsageError
 from vipfast.kernels.policy_loss import group_advantages_ref
 from vipfast.learn.advantage import rollout_weights
 from vipfast.predict.base import Prediction
+from vipfast.rewards.base import Grades
 from vipfast.rollout import collect
 from vipfast.types import ZERO_ONE, Finish, Prompt, PromptBatch, StepPlan, Tally
 
@@ -271,7 +272,7 @@ class Uneven:
         return [Finished(slot, index, np.zeros(1, int), np.zeros(1, np.float32), Finish.STOP) for _, slot, index, _ in done]
 
     def grade(self, prompts, finished):
-        return np.array(self.rewards)
+        return Grades.plain(self.rewards)
 
 
 @pytest.mark.parametrize("mode", ["early", "streaming"])

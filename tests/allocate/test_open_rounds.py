@@ -16,6 +16,7 @@ from vipfast.allocate.vigor import Schedule, Vigor
 from vipfast.config import Config
 from vipfast.engine.base import Finished
 from vipfast.errors import UsageError
+from vipfast.rewards.base import Grades
 from vipfast.rollout import collect
 from vipfast.types import ZERO_ONE, Finish, Prompt, PromptBatch, RewardRange, Tally
 
@@ -50,7 +51,7 @@ class AnyOrder:
         return [Finished(*row, *NONE, Finish.STOP) for row in done]
 
     def grade(self, prompts, finished):
-        return np.array([self.reward_of(row.slot, row.index) for row in finished])
+        return Grades.plain([self.reward_of(row.slot, row.index) for row in finished])
 
     def reward_of(self, slot, index):
         u, v = streams.uniforms(streams.keys(9, self.seed, 0, slot, index), np.arange(2))

@@ -15,6 +15,7 @@ from vipfast.config import Config
 from vipfast.engine.base import Finished
 from vipfast.errors import UsageError
 from vipfast.predict.base import Prediction
+from vipfast.rewards.base import Grades
 from vipfast.types import Finish, Prompt, PromptBatch, Tally
 
 TIES = np.arange(64, dtype=np.uint64)
@@ -157,7 +158,7 @@ class Echo:
 def test_short_answers_get_more_rollouts_for_the_same_tokens():
     allocator = Vip(Known(), "rloo", 2, 32, Lengths())
     prompts = [Prompt(f"u{i}", "", np.array([length])) for i, length in enumerate([10, 10, 10, 90])]
-    grader = SimpleNamespace(grade=lambda prompts, finished: np.zeros(len(finished)))
+    grader = SimpleNamespace(grade=lambda prompts, finished: Grades.plain(np.zeros(len(finished))))
     spent, expected = [], []
     for step in range(8):
         rollouts, tally, _ = rollout.collect(allocator, PromptBatch(prompts, step, 0), 32, Echo(), grader)

@@ -41,9 +41,10 @@ def test_gradients_equal_those_of_rectangles(tokens, options):
 def test_passes_stay_within_micro_batch_tokens(monkeypatch):
     seen = []
     forward = Policy.forward
-    monkeypatch.setattr(Policy, "forward", lambda self, batch, loss=None: seen.append(batch) or forward(self, batch, loss))
     model = tiny()
-    Learner(model, everything(micro_batch_tokens=64), 0).update(sampled(model), 0)
+    learner = Learner(model, everything(micro_batch_tokens=64), 0)
+    monkeypatch.setattr(Policy, "forward", lambda self, batch, loss=None: seen.append(batch) or forward(self, batch, loss))
+    learner.update(sampled(model), 0)
     assert len(seen) > 2 and all(batch.input_ids.shape[0] == 1 and batch.input_ids.numel() <= 64 for batch in seen)
 
 

@@ -7,6 +7,10 @@ import pytest
 from vipfast.rewards.exact import boxed, final_answer, gold_answer, reward
 
 
+def scores(completions, answers, metadata):
+    return [verdict.reward for verdict in reward(completions, answers, metadata)]
+
+
 @pytest.mark.parametrize(
     "text,answer",
     [
@@ -40,7 +44,7 @@ def test_boxed_balances_braces():
 @pytest.mark.parametrize("text", ["Answer: 1e30000000", r"\boxed{1e999999999}", "9" * 5000, "1/" + "9" * 5000])
 def test_sampled_text_cannot_hang_the_grader(text):
     start = time.perf_counter()
-    assert reward([text], ["5"], [{}]) == [0.0]
+    assert scores([text], ["5"], [{}]) == [0.0]
     assert time.perf_counter() - start < 1
 
 
@@ -50,7 +54,7 @@ def test_gold_of_a_worked_solution_is_its_answer():
 
 
 def test_reward_is_all_or_nothing_and_empty_gold_is_unscored():
-    assert reward(["#### 72", "72 or 73", "", "72"], ["#### 72", "72", "72", " "], [{}] * 4) == [1.0, 0.0, 0.0, None]
+    assert scores(["#### 72", "72 or 73", "", "72"], ["#### 72", "72", "72", " "], [{}] * 4) == [1.0, 0.0, 0.0, None]
 
 
 @pytest.mark.parametrize(
@@ -77,4 +81,4 @@ def test_reward_is_all_or_nothing_and_empty_gold_is_unscored():
     ],
 )
 def test_graded_pairs(completion, gold, value):
-    assert reward([completion], [gold], [{}]) == [value]
+    assert scores([completion], [gold], [{}]) == [value]

@@ -22,7 +22,8 @@ def finished(*texts, finish=Finish.STOP):
 
 def grade(reward, rows, **kwargs):
     grader = Grader(reward, Decoder(), **kwargs)
-    return grader.grade([Prompt("u", "p", np.array([1]), "gold", {"level": 3})] * len(rows), rows), grader
+    grades = grader.grade([Prompt("u", "p", np.array([1]), "gold", {"level": 3})] * len(rows), rows)
+    return grades.reward, grader
 
 
 def test_reward_sees_texts_answers_and_metadata():

@@ -152,7 +152,8 @@ def test_pool_is_mostly_prompts_that_teach_nothing():
 
 def test_reward_strips_whitespace_and_nothing_else():
     completions = ["1378", " 1378\n", "1378.", "01378", "", "1387"]
-    assert reward(completions, ["1378"] * 6, [{}] * 6) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    verdicts = reward(completions, ["1378"] * 6, [{}] * 6)
+    assert [verdict.reward for verdict in verdicts] == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_reward_refuses_lists_of_different_length():

@@ -9,6 +9,7 @@ from vipfast.config import Config
 from vipfast.errors import DataError
 from vipfast.tasks.base import Record, load_task, prompt_uid, split_heldout, tokenize
 from vipfast.tasks.dataset import load_records
+from vipfast.tasks.templates import Template
 
 
 class Bytes:
@@ -18,6 +19,9 @@ class Bytes:
 
     def __call__(self, texts, add_special_tokens=True):
         return type("Ids", (), {"input_ids": [list(text.encode()) for text in texts]})()
+
+
+WORDED = Template(Config(), Bytes())
 
 
 def write(path, rows):
@@ -45,7 +49,7 @@ def test_layouts_are_recognised(tmp_path, layout):
     config = write(tmp_path / "d.jsonl", [LAYOUTS[layout]] * 2 + [{**LAYOUTS[layout], "x": 1}])
     task = load_task(config, Bytes())
     assert [prompt.text for prompt in task.train] == ["2+2?"]
-    assert task.reward(["I say 4"], [task.train[0].answer], [{}]) == [1.0]
+    assert task.reward(["I say 4"], [task.train[0].answer], [{}])[0].reward == 1.0
     assert any("2 of 3 prompts are duplicates" in note for note in task.notes)
 
 
@@ -55,7 +59,7 @@ def test_parquet_and_csv_read_alike(tmp_path):
 
     pq.write_table(pa.table({"question": ["a", "b"], "answer": ["1", "2"]}), tmp_path / "d.parquet")
     (tmp_path / "d.csv").write_text("question,answer\na,1\nb,2\n")
-    records = [load_records(small(tmp_path / name), []) for name in ("d.parquet", "d.csv")]
+    records = [load_records(small(tmp_path / name), [])[0] for name in ("d.parquet", "d.csv")]
     assert [[(r.prompt, r.answer) for r in rs] for rs in records] == [[("a", "1"), ("b", "2")]] * 2
 
 
@@ -63,14 +67,17 @@ def test_mixed_answers_follow_one_rule(tmp_path):
     config = write(
         tmp_path / "d.jsonl", [{"prompt": f"p{i}", "answer": a} for i, a in enumerate([5, "5", None, "1/2", [1, 2]])]
     )
-    records = load_records(config, notes := [])
-    assert [record.answer for record in records] == ["5", "5", "1/2", "[1, 2]"]
-    assert notes == ["1 of 5 rows left out: no prompt or no answer"]
+    records, verifier = load_records(config, notes := [])
+    assert [record.answer for record in records] == ["5", "5", "1/2", "[1, 2]"] and verifier == "exact"
+    assert notes == [
+        "layout: own fields (prompt, answer), graded as exact",
+        "1 of 5 rows left out: no prompt or no answer",
+    ]
 
 
 def test_line_separators_inside_a_string_do_not_split_a_row(tmp_path):
     config = write(tmp_path / "d.jsonl", [{"prompt": "a\u2028b\x85c", "answer": "1"}])
-    assert load_records(config, [])[0].prompt == "a\u2028b\x85c"
+    assert load_records(config, [])[0][0].prompt == "a\u2028b\x85c"
 
 
 @pytest.mark.parametrize(
@@ -107,17 +114,44 @@ def test_long_prompts_are_dropped_with_a_count_and_all_too_long_is_an_error(tmp_
     rows = [{"prompt": "x" * n, "answer": "1"} for n in (4, 5, 6)]
     config = write(tmp_path / "d.jsonl", rows)
     notes = []
-    assert len(tokenize("t", load_records(config, []), Bytes(), 5, notes)) == 2 and "1 of 3 prompts dropped" in notes[0]
-    with pytest.raises(DataError, match="no prompt is left to train on; 3 of 3 prompts dropped.*--max-prompt-tokens 3"):
+    assert len(tokenize("t", load_records(config, [])[0], WORDED, 5, notes)) == 2 and "1 of 3 prompts dropped" in notes[0]
+    with pytest.raises(DataError, match="no prompt is left to train on; .*3 of 3 prompts dropped.*--max-prompt-tokens 3"):
         load_task(small(config.task, max_prompt_tokens=3), Bytes())
 
 
 def test_heldout_split_is_disjoint_and_independent_of_order():
-    pool = tokenize("t", [Record(f"p{i}", "1") for i in range(100)], Bytes(), None, [])
+    pool = tokenize("t", [Record(f"p{i}", "1") for i in range(100)], WORDED, None, [])
     train, held = split_heldout(pool, 512)
     assert len(held) == 10 and not {p.text for p in train} & {p.text for p in held}
     assert {p.uid for p in split_heldout(pool[::-1], 512)[1]} == {p.uid for p in held}
     assert len(split_heldout(pool, 3)[1]) == 3
+
+
+@pytest.mark.parametrize(
+    "wording",
+    [
+        {"prompt_template": "qa"}, {"prompt_template": "boxed"}, {"system_prompt": "Be brief."}, {"tools": ("calculator",)},
+        {"prompt_template": "plain", "system_prompt": "Think.", "tools": ("calculator",)},
+    ],
+)  # fmt: skip
+def test_the_same_problems_are_held_out_however_they_are_worded(tmp_path, wording):
+    config = write(tmp_path / "d.jsonl", [{"question": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(100)])
+    plain, worded = (load_task(small(config.task, **options), Bytes()) for options in ({}, wording))
+    assert [p.answer for p in plain.heldout] == [p.answer for p in worded.heldout]
+    assert plain.heldout[0].text != worded.heldout[0].text and plain.heldout[0].problem == worded.heldout[0].problem
+
+
+def test_columns_that_a_reward_asks_for_are_in_the_metadata(tmp_path):
+    rows = [
+        {"question": f"q{i}", "answer": "1", "gold_ids": [f"d{i}"], "extra": {"rule": i, "junk": i}, "copy": i}
+        for i in range(3)
+    ]
+    config = write(tmp_path / "d.jsonl", rows)
+    plain, asked = (load_task(small(config.task, **options), Bytes()) for options in ({}, {"metadata_fields": ("extra.rule",)}))
+    assert [p.metadata for p in plain.train] == [{"gold_ids": [f"d{i}"]} for i in range(3)]
+    assert [p.metadata for p in asked.train] == [{"gold_ids": [f"d{i}"], "rule": i} for i in range(3)]
+    with pytest.raises(DataError, match="--metadata-fields rules: no row has such a column; the columns are .*extra"):
+        load_task(small(config.task, metadata_fields=("rules",)), Bytes())
 
 
 def test_uid_hashes_task_text_and_verifier_data():
@@ -138,7 +172,14 @@ def test_uid_hashes_task_text_and_verifier_data():
 def test_own_prompts_need_a_reward_and_a_prompt():
     with pytest.raises(DataError, match="without a reward"):
         load_task(Config(), Bytes(), prompts=["a"])
-    for prompts in ([{"text": "a"}], [{"prompt": 5}], [{"prompt": None}], [{"prompt": [{"role": "user"}]}], [5]):
+    for prompts in (
+        [{"text": "a"}],
+        [{"prompt": 5}],
+        [{"prompt": None}],
+        [{"prompt": [{"role": "user"}]}],
+        [{"prompt": []}],
+        [5],
+    ):
         with pytest.raises(DataError, match="key 'prompt'"):
             load_task(Config(), Bytes(), prompts=prompts, reward=lambda c, a, m: [1.0])
     with pytest.raises(DataError, match="give a list"):
@@ -160,8 +201,8 @@ def test_spreadsheet_exports_read_like_others(tmp_path):
     """A byte-order mark, a long field, and a first row without an answer."""
     (tmp_path / "d.csv").write_text(f"prompt,answer\n{'x' * 200_000},1\n", encoding="utf-8-sig")
     write(tmp_path / "e.jsonl", [{"prompt": "a", "answer": None}, {"prompt": "b", "answer": "2"}])
-    assert len(load_records(small(tmp_path / "d.csv"), [])[0].prompt) == 200_000
-    assert [record.prompt for record in load_records(small(tmp_path / "e.jsonl"), [])] == ["b"]
+    assert len(load_records(small(tmp_path / "d.csv"), [])[0][0].prompt) == 200_000
+    assert [record.prompt for record in load_records(small(tmp_path / "e.jsonl"), [])[0]] == ["b"]
 
 
 @pytest.mark.parametrize("name", ["d.jsonl", "d.csv"])
@@ -193,3 +234,45 @@ def test_metadata_without_a_stable_spelling_is_refused(metadata):
     with pytest.raises(DataError, match="cannot be kept by value.*look everything else up in the reward"):
         prompt_uid("t", "a", None, metadata)
     assert prompt_uid("t", "a", np.int64(3), {"x": np.array([1, 2])}) == prompt_uid("t", "a", 3, {"x": [1, 2]})
+
+
+RULE = [(5, "5"), (5.0, "5"), (0.5, "0.5"), (1e300, "1e+300"), ("5.0", "5.0"), (True, "true"), ([1, "x"], '[1, "x"]')]
+
+
+@pytest.mark.parametrize(("answer", "text"), [*RULE, ({"a": 1}, '{"a": 1}')])
+def test_the_rule_by_which_answers_become_text(tmp_path, answer, text):
+    config = write(tmp_path / "d.jsonl", [{"prompt": "p", "answer": answer}])
+    assert [record.answer for record in load_records(config, [])[0]] == [text]
+
+
+def test_a_hundred_copies_of_a_dataset_are_tokenised_once(tmp_path):
+    rows = [{"prompt": f"p{i}", "answer": str(i)} for i in range(50)]
+    config = write(tmp_path / "d.jsonl", rows * 100)
+    texts = []
+
+    class Counting(Bytes):
+        def __call__(self, asked, add_special_tokens=True):
+            texts.extend(asked)
+            return super().__call__(asked, add_special_tokens)
+
+    task = load_task(config, Counting())
+    assert len(task.train + task.heldout) == 50 and len(set(texts)) == 51 and len(texts) <= 52  # and "a", which is looked at
+    assert "4950 of 5000 prompts are duplicates and were merged" in task.notes
+
+
+def test_near_copies_stay_on_one_side_of_the_split():
+    spellings = ["What is {} plus 1?", "what is  {} plus 1? ", "WHAT IS\n{} PLUS 1?", "What is\u00a0{} plus 1?"]
+    pool = tokenize("t", [Record(s.format(i), "1") for i in range(50) for s in spellings], WORDED, None, [])
+    train, held = split_heldout(pool, 512)
+    numbers = [{int("".join(filter(str.isdigit, p.text))) // 10 for p in side} for side in (train, held)]
+    assert len(held) == 4 * 5 and len(train) == 4 * 45 and not numbers[0] & numbers[1]
+
+
+def test_heldout_programs_are_graded_by_their_hidden_tests():
+    test = {"input": "1", "output": "2"}
+    records = [Record(f"p{i}", None, {"tests": [test], "hidden_tests": [test] if i % 2 else []}) for i in range(100)]
+    train, held = split_heldout(tokenize("t", records, WORDED, None, []), 10)
+    assert not any("use_hidden" in prompt.metadata for prompt in train)
+    assert len(held) == 10 and all(("use_hidden" in p.metadata) == bool(p.metadata["hidden_tests"]) for p in held)
+    uids = {prompt.uid for prompt in tokenize("t", records, WORDED, None, [])}
+    assert {prompt.uid for prompt in train + held} == uids

@@ -11,7 +11,11 @@ from vipfast.types import Finish
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """``count`` rollouts of one prompt; rollout indices run from ``first_index``, which names their random streams."""
+    """``count`` rollouts of one prompt; rollout indices run from ``first_index``, which names their random streams.
+
+    With ``made`` above 0 rollouts go on: the last ``made`` of ``tokens`` are theirs already. The streams go on where they were,
+    the length limit counts them, and an engine keeps nothing of these tokens once the rollouts have ended.
+    """
 
     slot: int  # position of the prompt in the step's batch, handed back with every finished rollout
     tokens: np.ndarray  # int64 [P], the prompt
@@ -21,24 +25,50 @@ class Request:
     count: int
     stream: int  # streams.TRAIN or streams.EVAL
     one_by_one: bool = False  # each rollout is wanted as it ends; else an engine may hand back all of a request together
+    made: int = 0
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """What a rollout did with tools: turns of the policy, calls and those that failed, seconds they took, passages found."""
+
+    turns: int = 0
+    calls: int = 0
+    errors: int = 0
+    seconds: float = 0.0
+    found: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Finished:
-    """One finished rollout. ``logp`` is float32 [t], of the sampled ids at the sampling temperature (0-length on error)."""
+    """One finished rollout. ``logp`` is float32 [t], of the sampled ids at the sampling temperature (0-length on error).
+
+    ``sampled`` bool [t]: False for ids that a tool put in, whose ``logp`` is 0 and means nothing; left out, all are sampled.
+    """
 
     slot: int
     index: int
     tokens: np.ndarray  # int64 [t], the stop id included when one was sampled
     logp: np.ndarray
     finish: Finish
+    sampled: np.ndarray | None = None
+    use: ToolUse | None = None  # None where there are no tools
+
+    def __post_init__(self):
+        if self.sampled is None:
+            object.__setattr__(self, "sampled", np.ones(len(self.tokens), bool))
+
+    @property
+    def last_turn(self) -> np.ndarray:
+        """int64, what was sampled after the last id that was not: the part that answers."""
+        return self.tokens[self.sampled.size - int(np.argmin(self.sampled[::-1])) :] if not self.sampled.all() else self.tokens
 
 
 @dataclass(frozen=True)
 class Sampling:
     """The run's sampling parameters, never the model's own generation_config (stop ids apart)."""
 
-    max_new_tokens: int
+    max_new_tokens: int  # all ids after the prompt, whoever put them there
     temperature: float = 1.0
     top_p: float = 1.0
     stop_ids: tuple[int, ...] = ()

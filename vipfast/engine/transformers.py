@@ -29,10 +29,10 @@ PREFILL_TOKENS = 8192
 SAMPLE_ELEMENTS = 2**24
 """Most rows × vocabulary entries that are sampled at once; bounds the float64 sums."""
 
-INTEGERS = ("slot", "index", "prompt", "cursor", "made", "limit", "last")
+INTEGERS = ("slot", "index", "prompt", "cursor", "start", "made", "limit", "last")
 ROW = np.dtype([*((name, np.int64) for name in INTEGERS), ("key", np.uint64)])
 """A row: ``prompt`` names its tokens, ``cursor`` counts the tokens whose keys are stored, ``last`` is the newest id,
-``made`` of at most ``limit`` ids are sampled, ``key`` is its random stream."""
+``made`` of at most ``limit`` ids are sampled, ``key`` is its random stream, of which ``start`` numbers were drawn before."""
 
 
 class TransformersEngine:
@@ -102,10 +102,12 @@ class TransformersEngine:
         self._forget_prompts()
 
     def _forget_prompts(self) -> None:
-        self._prompts: list[np.ndarray] = []
+        self._num_prompts = 0
+        self._prompts: dict[int, np.ndarray] = {}
+        self._passing: set[int] = set()  # prompts of rollouts that go on, forgotten once these have joined
         self._prompt_of: dict[bytes, int] = {}
         self._place: dict[int, tuple[int, int]] = {}  # prompt -> block, row of the block
-        self._blocks: list[PromptBlock] = []
+        self._blocks: dict[int, PromptBlock] = {}
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue rollouts; a prompt that leaves no position to write in comes back from ``step`` as an error row each.
@@ -119,7 +121,7 @@ class TransformersEngine:
             if not len(tokens):
                 raise UsageError(f"prompt {request.uid} has no tokens; give at least one, such as a bos token")
             indices = np.arange(request.first_index, request.first_index + request.count)
-            limit = min(self.sampling.max_new_tokens, self._positions - len(tokens))
+            limit = min(self.sampling.max_new_tokens - request.made, self._positions - len(tokens))
             if limit < 1:
                 empty = np.zeros(0, np.int64), np.zeros(0, np.float32)
                 self._refused += [Finished(request.slot, int(index), *empty, Finish.ERROR) for index in indices]
@@ -131,9 +133,13 @@ class TransformersEngine:
                 )
             rows = np.zeros(request.count, ROW)
             rows["slot"], rows["index"], rows["limit"], rows["cursor"] = request.slot, indices, limit, len(tokens)
-            rows["prompt"] = self._prompt_of.setdefault(tokens.tobytes(), len(self._prompts))
-            if len(self._prompt_of) > len(self._prompts):
-                self._prompts.append(tokens)
+            rows["start"] = request.made
+            rows["prompt"] = prompt = self._prompt_of.setdefault(tokens.tobytes(), self._num_prompts)
+            if prompt == self._num_prompts:
+                self._num_prompts += 1
+                self._prompts[prompt] = tokens
+                if request.made:
+                    self._passing.add(prompt)
             uid = streams.uid_hash(request.uid)
             rows["key"] = streams.keys(request.stream, self.sampling.seed, request.step, uid, indices)
             new.append(rows)
@@ -152,7 +158,7 @@ class TransformersEngine:
         with _eval_mode(self.model):
             logits = self._decode() + self._admit()
         rows = self._rows[: self._num_rows]
-        uniform = torch.from_numpy(streams.uniforms(rows["key"], rows["made"])).to(self.device)
+        uniform = torch.from_numpy(streams.uniforms(rows["key"], rows["start"] + rows["made"])).to(self.device)
         drawn = [
             sample(block[chunk], draw, self.sampling)
             for block, picks, part in _with_parts(logits, uniform)
@@ -198,7 +204,9 @@ class TransformersEngine:
         new, self._queue = self._queue[:room], self._queue[room:]
         if not len(new):
             return []
-        self._prefill([prompt for prompt in np.unique(new["prompt"]).tolist() if prompt not in self._place])
+        prompts = [prompt for prompt in np.unique(new["prompt"]).tolist() if prompt not in self._place]
+        for passing in (False, True):  # apart, since a block is forgotten whole
+            self._prefill([prompt for prompt in prompts if (prompt in self._passing) == passing])
         place = np.array([self._place[prompt] for prompt in new["prompt"].tolist()])
         order = np.argsort(place[:, 0], kind="stable")
         new, place = new[order], place[order]
@@ -214,7 +222,18 @@ class TransformersEngine:
             self._cache.fill(used, self._blocks[b], picks)
             used += len(picks)
             logits.append((self._blocks[b].logits, picks))
+        if self._passing:
+            self._forget_passing()
         return logits
+
+    def _forget_passing(self) -> None:
+        """Drop the prompts of rollouts that have gone on: their rows hold a copy, and nothing will ask for them again."""
+        waiting = set(self._queue["prompt"].tolist())
+        for prompt in [prompt for prompt in self._passing if prompt in self._place and prompt not in waiting]:
+            del self._prompt_of[self._prompts.pop(prompt).tobytes()], self._place[prompt]
+            self._passing.remove(prompt)
+        used = {block for block, _ in self._place.values()}
+        self._blocks = {number: block for number, block in self._blocks.items() if number in used}
 
     def _prefill(self, prompts: list[int]) -> None:
         """Run prompts through the model in left-padded batches of similar length and keep what they leave."""
@@ -239,17 +258,19 @@ class TransformersEngine:
                 torch.from_numpy(ids).to(self.device), (position - pad[:, None]).clamp_(min=0), mask, block
             ).clone()
             block.align_left(pad)
-            self._place |= {prompt: (len(self._blocks), row) for row, prompt in enumerate(batch)}
-            self._blocks.append(block)
+            number = max(self._blocks, default=-1) + 1
+            self._place |= {prompt: (number, row) for row, prompt in enumerate(batch)}
+            self._blocks[number] = block
 
     def _reserve(self, used: int, rows: int) -> None:
         """Room for the next token of every row: grown by a quarter at a time, never past what the limits allow."""
         state = self._rows[: self._num_rows]
         # a block is copied whole, so its longest prompt must fit as well
-        now = max(int(state["cursor"].max()) + 1, max(block.positions for block in self._blocks))
+        now = max([int(state["cursor"].max()) + 1, *(block.positions for block in self._blocks.values())])
         most = max(now, int((state["cursor"] + state["limit"] - state["made"]).max()))
         if not self._cache.holds(rows, now):
-            self._cache.resize(used, rows, min(most, now + max(32, now // 4)), self._blocks[0].tensors)
+            like = next(iter(self._blocks.values()), self._cache).tensors
+            self._cache.resize(used, rows, min(most, now + max(32, now // 4)), like)
 
     def _record(self, rows: np.ndarray, ids: np.ndarray, logp: np.ndarray) -> None:
         if rows["made"].max() >= self._tokens.shape[1]:

@@ -91,7 +91,7 @@ class VllmEngine:
             if not self._own_seeds and not self._asked:
                 self._random.seed(base + request.first_index)
             indices = range(request.first_index, request.first_index + request.count)
-            room = min(self.sampling.max_new_tokens, self.positions - len(request.tokens))
+            room = min(self.sampling.max_new_tokens - request.made, self.positions - len(request.tokens))
             if room < 1:
                 self._refused += [_error(request.slot, index) for index in indices]
                 continue
@@ -268,8 +268,9 @@ def _compare(what: str, given: set[str], wanted: set[str]) -> None:
 
 
 def _key(request: Request, seed: int) -> int:
-    """Below 2^62, so that adding an index stays an int64."""
-    return int(streams.keys(request.stream, seed, request.step, streams.uid_hash(request.uid))) >> 2
+    """Below 2^62, so that adding an index stays an int64. Rollouts that go on must not draw again what they have drawn."""
+    goes_on = (request.first_index, request.made) if request.made else ()
+    return int(streams.keys(request.stream, seed, request.step, streams.uid_hash(request.uid), *goes_on)) >> 2
 
 
 def _error(slot: int, index: int) -> Finished:

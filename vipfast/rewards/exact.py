@@ -3,24 +3,28 @@
 import re
 from fractions import Fraction
 
+from vipfast.rewards.base import Verdict
 from vipfast.types import ZERO_ONE
 
 _NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?")
-_ANSWER_LINE = re.compile(r"(?:####|[Aa]nswer\s*(?:is)?\s*:)\s*(.+)")
+# Bounded, since two runs of spaces side by side take quadratic time.
+_ANSWER_LINE = re.compile(r"(?:####|[Aa]nswer\s{0,9}(?:is)?\s{0,9}:)\s*(.+)")
+_BRACE = re.compile("[{}]")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 # Bounded, since the text is sampled: Fraction("1e999999999") alone would never return.
 _RATIONAL = re.compile(r"-?(?:\d{1,64}(?:\.\d{1,64})?|\.\d{1,64})(?:/\d{1,64})?")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
 def boxed(text: str) -> list[str]:
-    r"""The contents of every ``\boxed{…}`` with balanced braces, in order."""
+    r"""The contents of every ``\boxed{…}`` or ``\fbox{…}`` with balanced braces, in order."""
     found = []
-    for part in text.split("\\boxed{")[1:]:
+    for part in _BOX.split(text)[1:]:
         depth = 1
-        for i, letter in enumerate(part):
-            depth += {"{": 1, "}": -1}.get(letter, 0)
+        for brace in _BRACE.finditer(part):
+            depth += 1 if brace[0] == "{" else -1
             if depth == 0:
-                found.append(part[:i].strip())
+                found.append(part[: brace.start()].strip())
                 break
     return found
 
@@ -55,10 +59,10 @@ def normalise(answer: str) -> str:
     return str(Fraction(top) / Fraction(bottom or "1"))
 
 
-def reward(completions: list[str], answers: list[str], metadata: list[dict]) -> list[float | None]:
+def reward(completions: list[str], answers: list[str], metadata: list[dict]) -> list[Verdict]:
     """1.0 where the completion's final answer equals the gold answer, 0.0 where not; None where the gold is empty."""
-    golds = [gold_answer(str(answer)) for answer in answers]
-    return [float(final_answer(text) == gold) if gold else None for text, gold in zip(completions, golds)]
+    golds, found = [gold_answer(str(answer)) for answer in answers], [final_answer(text) for text in completions]
+    return [Verdict(float(answer == gold) if gold else None, answer) for answer, gold in zip(found, golds)]
 
 
-reward.reward_range = ZERO_ONE
+reward.reward_range, reward.has_answers = ZERO_ONE, True

@@ -2,45 +2,80 @@
 
 import math
 import numbers
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from vipfast.engine.base import Finished
 from vipfast.errors import RewardError
-from vipfast.types import Finish, Prompt, RewardRange
-
-Reward = Callable[[list[str], list[Any], list[dict]], Sequence[float | None]]
-"""(completions, answers, metadata) -> one finite number, or None for "cannot be graded", per completion.
-
-An attribute ``reward_range`` (``types.RewardRange``) promises where these numbers lie; ``--round-mode early`` makes use of it.
-"""
-
+from vipfast.rewards.base import Grades, Reward, Verdict
+from vipfast.types import ZERO_ONE, Finish, Prompt, RewardRange
 
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Grader:
-    """Decodes finished rollouts and grades them; counts what could not be graded.
+    """Decodes finished rollouts and grades them; counts what could not be graded. It may be called from several threads.
 
-    Attributes: ``num_errors`` int, rollouts left unscored because the reward raised, since somebody set it to 0;
-    ``reward_range``, what the reward promises, None where it promises nothing.
+    Args:
+        reward: the verifier (``rewards.base.Reward``).
+        tokenizer: turns ids into the text that is graded.
+        truncated: "zero" gives rollouts that hit the length limit reward 0.
+        max_errors: failures in a row after which the run stops.
+        binary_at: with a number, the loss and the allocator see 1 where the verifier's reward reaches it and 0 elsewhere
+            (--reward-shape binary); None: the reward as it is.
+
+    Attributes: ``num_errors``, ``num_timeouts`` int, rollouts whose grading failed or was given up since ``start_count``;
+    ``reward_range``, what the verifier's part promises, None where it promises nothing; ``beside``, ``has_answers`` as the
+    reward says.
     """
 
-    def __init__(self, reward: Reward, tokenizer, *, truncated: str = "grade", max_errors: int = 16):
+    def __init__(
+        self, reward: Reward, tokenizer, *, truncated: str = "grade", max_errors: int = 16, binary_at: float | None = None
+    ):
         self.reward, self.tokenizer = reward, tokenizer
-        self.truncated, self.max_errors = truncated, max_errors
-        self.num_errors = self.errors_in_a_row = 0
-        self.reward_range = getattr(reward, "reward_range", None)
+        self.truncated, self.max_errors, self.binary_at = truncated, max_errors, binary_at
+        self.names, self.weights = getattr(reward, "names", ()), np.array(getattr(reward, "weights", (1.0,)))
+        self.beside, self.has_answers = getattr(reward, "beside", False), getattr(reward, "has_answers", False)
+        self.errors_in_a_row = 0
+        self._lock = threading.Lock()
+        self.start_count()
+        self._promised = getattr(reward, "reward_range", None)
+        self.reward_range = ZERO_ONE if binary_at is not None else self._promised
         if truncated == "zero" and self.reward_range and not self.reward_range.holds(0.0):
             low, high = self.reward_range.low, self.reward_range.high
             self.reward_range = RewardRange(min(low, 0.0), max(high, 0.0))
 
-    def decode(self, finished: Sequence[Finished]) -> list[str]:
-        return self.tokenizer.batch_decode([row.tokens for row in finished], skip_special_tokens=True)
+    def start_count(self) -> None:
+        self.num_errors = self.num_timeouts = 0
+        self._parts: list[np.ndarray] = []
 
-    def grade(self, prompts: Sequence[Prompt], finished: Sequence[Finished]) -> np.ndarray:
+    def metrics(self, gather: Callable[[Any], list]) -> dict[str, float | None]:
+        """What was counted since ``start_count``; ``gather`` puts every rank's share in a list."""
+        errors, timeouts = (sum(counts) for counts in zip(*gather((self.num_errors, self.num_timeouts))))
+        parts = sum(gather(self.part_sums())).tolist() if self.names else []
+        means = {f"reward/part/{name}": total / num if num else None for name, (total, num) in zip(self.names, parts)}
+        return {"reward/errors": errors, "reward/timeouts": timeouts, **means}
+
+    def part_sums(self) -> np.ndarray:
+        """float64 [rewards, 2]: sum and number of what each of several rewards gave scored rollouts since ``start_count``."""
+        part_RP = np.concatenate([np.zeros((0, len(self.names))), *self._parts])
+        # Exact sums, since threads finish in any order.
+        return np.array([(math.fsum(column), len(column)) for column in part_RP.T])
+
+    def close(self) -> None:
+        """Give back what the reward holds, such as worker processes."""
+        if close := getattr(self.reward, "close", None):
+            close()
+
+    def decode(self, finished: Sequence[Finished]) -> list[str]:
+        """The texts that are graded: a rollout's last turn, so that nothing a tool has put in can pass for its answer."""
+        return self.tokenizer.batch_decode([row.last_turn for row in finished], skip_special_tokens=True)
+
+    def grade(self, prompts: Sequence[Prompt], finished: Sequence[Finished]) -> Grades:
         """Grade finished rollouts.
 
         Args:
@@ -48,50 +83,81 @@ class Grader:
             finished: rollouts, in any order.
 
         Returns:
-            float64, one per rollout; NaN = unscored (engine error, reward None or NaN, or the reward raised).
+            One grade per rollout; NaN = unscored (engine error, reward None or NaN, or grading failed).
 
         Raises:
             RewardError: a wrong number of values, a value that is no number, an infinite value or one outside the promised
-                range, or ``max_errors`` exceptions in a row.
+                range, or ``max_errors`` failures in a row.
         """
-        rewards = np.full(len(finished), np.nan)
         graded = [i for i, row in enumerate(finished) if row.finish != Finish.ERROR]
+        verdicts = [Verdict(None)] * len(finished)
         texts = self.decode([finished[i] for i in graded])
-        rewards[graded] = self._call(texts, [prompts[i] for i in graded])
-        for i in graded:
-            if self.truncated == "zero" and finished[i].finish == Finish.LENGTH:
-                rewards[i] = 0.0
-        return self._in_range(rewards)
+        for i, verdict in zip(graded, self._call(texts, [prompts[i] for i in graded])):
+            cut = self.truncated == "zero" and finished[i].finish == Finish.LENGTH
+            verdicts[i] = replace(verdict, reward=0.0, others=(0.0,) * (len(self.weights) - 1)) if cut else verdict
+        verified = _column(verdict.reward for verdict in verdicts)
+        if self.binary_at is not None:
+            verified = np.where(np.isnan(verified), np.nan, verified >= self.binary_at)
+        rewards, answers = verified, [verdict.answer for verdict in verdicts]
+        if self.names:
+            missing = (None,) * (len(self.names) - 1)
+            others = [_column(column) for column in zip(*(verdict.others or missing for verdict in verdicts))]
+            rewards, verified = self._summed(np.stack([verified, *others], 1))
+        return Grades(rewards, verified, answers)
 
-    def _in_range(self, rewards: np.ndarray) -> np.ndarray:
-        if self.reward_range is not None:
-            for reward in rewards[~np.isnan(rewards)]:
-                if not self.reward_range.holds(reward):
-                    raise RewardError(
-                        f"the reward returned {reward:g}, outside its own reward_range {self.reward_range}; mend one of them"
-                    )
-        return rewards
+    def _summed(self, part_RP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rewards and the verifier's part of them, NaN where any part is."""
+        rewards = part_RP @ self.weights
+        scored = part_RP[~np.isnan(rewards)]
+        with self._lock:
+            self._parts.append(scored)
+        return rewards, np.where(np.isnan(rewards), np.nan, part_RP[:, 0])
 
-    def _call(self, texts: list[str], prompts: list[Prompt]) -> list[float]:
-        """The reward of a batch; after an exception one by one, so that only the failing completion stays unscored."""
+    def _in_range(self, verdict: Verdict) -> Verdict:
+        reward, promised = verdict.reward, self._promised
+        if reward is not None and promised is not None and not promised.holds(reward):
+            raise RewardError(f"the reward returned {reward:g}, outside its own reward_range {promised}; mend one of them")
+        return verdict
+
+    def _call(self, texts: list[str], prompts: list[Prompt]) -> list[Verdict]:
+        """The verdicts of a batch; after an exception one by one, so that only the failing completion stays unscored."""
         if not texts:
             return []
         try:
             values = self.reward(texts, [prompt.answer for prompt in prompts], [prompt.metadata for prompt in prompts])
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is the user's code, and may raise anything
             if len(texts) > 1:
                 return [self._call([text], [prompt])[0] for text, prompt in zip(texts, prompts)]
+            self._failed(f"{type(error).__name__}: {error}", texts[0], prompts[0], error)
+            return [Verdict(None)]
+        verdicts = [self._in_range(_verdict(value)) for value in _checked(values, len(texts))]
+        for verdict, text, prompt in zip(verdicts, texts, prompts):
+            with self._lock:
+                self.num_timeouts += verdict.timed_out
+                if verdict.error is None:
+                    self.errors_in_a_row = 0
+            if verdict.error is not None:
+                self._failed(verdict.error, text, prompt)
+        return verdicts
+
+    def _failed(self, what: str, text: str, prompt: Prompt, cause: Exception | None = None) -> None:
+        with self._lock:
             self.num_errors += 1
             self.errors_in_a_row += 1
-            if self.errors_in_a_row >= self.max_errors:
-                raise RewardError(
-                    f"the reward raised {self.errors_in_a_row} times in a row (--max-reward-errors), last with "
-                    f"{type(error).__name__}: {error}, on completion {texts[0]!r} of prompt {prompts[0].text!r}; mend the "
-                    "reward and continue with --resume"
-                ) from error
-            return [math.nan]
-        self.errors_in_a_row = 0
-        return [_value(value) for value in _checked(values, len(texts))]
+            in_a_row = self.errors_in_a_row
+        if in_a_row >= self.max_errors:
+            raise RewardError(
+                f"the reward failed {in_a_row} times in a row (--max-reward-errors), last with {what}, on completion "
+                f"{_short(text)!r} of prompt {_short(prompt.text)!r}; mend the reward and continue with --resume"
+            ) from cause
+
+
+def _column(values: Iterable[float | None]) -> np.ndarray:
+    return np.array([math.nan if value is None else value for value in values], np.float64)
+
+
+def _short(text: str, limit: int = 400) -> str:
+    return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 2 :]}"
 
 
 def _checked(values, wanted: int) -> Sequence:
@@ -103,12 +169,19 @@ def _checked(values, wanted: int) -> Sequence:
     return values
 
 
-def _value(value) -> float:
+def _verdict(value) -> Verdict:
+    if isinstance(value, Verdict):
+        reward = _number(value.reward)
+        return value if reward == value.reward else replace(value, reward=reward)
+    return Verdict(_number(value))
+
+
+def _number(value) -> float | None:
     if value is None:
-        return math.nan
+        return None
     if not isinstance(value, numbers.Real) and not (hasattr(value, "item") and np.ndim(value) == 0):
         raise RewardError(f"the reward returned {value!r}; return one float, or None for 'cannot be graded', per completion")
     # Stored as float32: what overflows there would reach the loss as an infinity.
     if value > _LARGEST or value < -_LARGEST:
         raise RewardError("the reward returned a number beyond ±3.4e38; return finite numbers, or None for 'cannot be graded'")
-    return float(value)
+    return None if value != value else float(value)

@@ -55,8 +55,8 @@ def measure(
         while engine.pending:
             done = [row for row in engine.step() if row.finish == Finish.STOP]
             texts = tokenizer.batch_decode([row.tokens[:-1] for row in done])
-            for row, value in zip(done, arithmetic.reward(texts, [problems[x.slot].answer for x in done], []), strict=True):
-                right[row.slot] += value
+            for row, verdict in zip(done, arithmetic.reward(texts, [problems[x.slot].answer for x in done], []), strict=True):
+                right[row.slot] += verdict.reward
         engine.reset()
     return right / samples
 

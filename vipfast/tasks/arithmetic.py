@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vipfast.errors import DataError
+from vipfast.rewards.base import Verdict
 from vipfast.types import ZERO_ONE
 
 ASSETS = Path(__file__).parent.parent / "assets"
@@ -151,8 +152,8 @@ def load_pool(split: str, assets: Path = ASSETS) -> list[Problem]:
         return [Problem(**json.loads(line)) for line in lines]
 
 
-def reward(completions: list[str], answers: list[str], metadata: list[dict]) -> list[float]:
-    """1.0 where the completion, stripped of surrounding whitespace, is the answer, else 0.0.
+def reward(completions: list[str], answers: list[str], metadata: list[dict]) -> list[Verdict]:
+    """1.0 where the completion, stripped of surrounding whitespace, is the answer, else 0.0; it is its own extracted answer.
 
     Args:
         completions, answers: [R] each.
@@ -161,7 +162,8 @@ def reward(completions: list[str], answers: list[str], metadata: list[dict]) -> 
     Raises:
         ValueError: completions and answers differ in length.
     """
-    return [float(completion.strip() == answer) for completion, answer in zip(completions, answers, strict=True)]
+    texts = [completion.strip() for completion in completions]
+    return [Verdict(float(text == answer), text) for text, answer in zip(texts, answers, strict=True)]
 
 
-reward.reward_range = ZERO_ONE
+reward.reward_range, reward.has_answers = ZERO_ONE, True

@@ -2,28 +2,32 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from vipfast.config import CUSTOM, Config
+from vipfast.config import CUSTOM, REASONING_GYM, Config
 from vipfast.errors import DataError
-from vipfast.rewards.grader import Reward
+from vipfast.rewards.base import Reward
+from vipfast.rewards.choose import choose_reward, default_workers
+from vipfast.tasks.templates import Template
 from vipfast.types import Prompt
 
 
 @dataclass(frozen=True)
 class Task:
-    """``notes`` are sentences worth telling at the start (dropped, merged, conflicting prompts)."""
+    """``notes`` are sentences worth telling at the start (dropped, merged, conflicting prompts); ``own_heldout``: the held-out
+    prompts are a pool of the task's own, not split off from those to train on."""
 
     name: str
     train: list[Prompt]
     heldout: list[Prompt]
     reward: Reward
-    extract: Callable[[str], str | None] | None = None
     notes: list[str] = field(default_factory=list)
+    own_heldout: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,21 +43,24 @@ def load_task(config: Config, tokenizer, prompts: Sequence | None = None, reward
     """The run's task.
 
     Args:
-        config: ``task`` names it: "arithmetic", a .jsonl/.parquet/.csv file, or a hub dataset id.
-        tokenizer: of the policy; its chat template is used where it has one.
+        config: ``task`` names it (see ``Config.task``); ``prompt_template``, ``system_prompt`` word its prompts.
+        tokenizer: of the policy.
         prompts: instead of ``config.task``: texts, or dicts with "prompt", optionally "answer", and any metadata.
-        reward: instead of the task's own reward; needed with ``prompts``.
+        reward: instead of the task's own reward and ``config.reward``; one of them is needed with ``prompts``.
 
     Raises:
         DataError: nothing to train on, or a dataset that cannot be read; the message names the option.
     """
-    extract, heldout, notes = None, None, []
+    heldout, notes = None, []
+    if reward is not None and config.reward:
+        raise DataError(f"--reward {' '.join(config.reward)}: reward= was given in Python too; leave one of them out")
     if prompts is not None:
         if isinstance(prompts, str):
             raise DataError(f"prompts: got the text {prompts!r}; give a list of texts or dicts")
-        if reward is None:
+        if reward is None and (not config.reward or "task" in config.reward):
             raise DataError("prompts were given without a reward; pass reward=callable(completions, answers, metadata)")
         name, train = CUSTOM, [_own_record(row) for row in prompts]
+        reward = reward or choose_reward(config, "exact")
     elif config.task == CUSTOM:
         raise DataError(f"--task {CUSTOM}: its prompts come from Python; continue it with Trainer(config, prompts=…, reward=…)")
     elif config.task == "arithmetic":
@@ -64,20 +71,29 @@ def load_task(config: Config, tokenizer, prompts: Sequence | None = None, reward
             [Record(p.text, p.answer, {"family": p.family, "size": p.size}) for p in arithmetic.load_pool(split)]
             for split in ("train", "heldout")
         )
-        reward, extract = reward or arithmetic.reward, str.strip
+        reward = reward or choose_reward(config, arithmetic.reward)
+    elif config.task.startswith(REASONING_GYM):
+        from vipfast.tasks import reasoning_gym
+
+        name, train = config.task, reasoning_gym.load_records(config, notes)
+        reward = reward or choose_reward(
+            config, reasoning_gym.Scorer(config.reward_workers or default_workers(), config.reward_timeout)
+        )
     else:
-        from vipfast.rewards import exact
         from vipfast.tasks.dataset import load_records
 
-        name, train = config.task, load_records(config, notes)
-        reward, extract = reward or exact.reward, exact.final_answer
-    pool = tokenize(name, train, tokenizer, config.max_prompt_tokens, notes)
+        name, (train, verifier) = config.task, load_records(config, notes)
+        reward = reward or choose_reward(config, verifier)
+    template = Template(config, tokenizer)
+    pool = tokenize(name, train, template, config.max_prompt_tokens, notes)
     if heldout is not None:
-        held = tokenize(name, heldout, tokenizer, config.max_prompt_tokens, notes)[: config.heldout_prompts]
-        taken = {prompt.text for prompt in held}
-        pool = [prompt for prompt in pool if prompt.text not in taken]
+        held = tokenize(name, heldout, template, config.max_prompt_tokens, notes)[: config.heldout_prompts]
+        taken = {_folded(prompt) for prompt in held}
+        pool = [prompt for prompt in pool if _folded(prompt) not in taken]
     else:
         pool, held = split_heldout(pool, config.heldout_prompts)
+    if template.num_replaced:
+        notes.append(f"--system-prompt goes over the system message that {template.num_replaced} prompts bring")
     if not pool:
         raise DataError(f"--task {name}: no prompt is left to train on; {'; '.join(notes) or 'the dataset is empty'}")
     if len(pool) < config.prompts_per_step:
@@ -85,16 +101,24 @@ def load_task(config: Config, tokenizer, prompts: Sequence | None = None, reward
             f"--prompts-per-step {config.prompts_per_step}: --task {name} holds {len(pool)} distinct prompts to train on"
             f"{''.join('; ' + note for note in notes)}; use at most {len(pool)}"
         )
+    verifier = getattr(reward, "rewards", (reward,))[0]
+    notes += [reward.note for reward in getattr(reward, "rewards", (reward,)) if getattr(reward, "note", None)]
+    if check_golds := getattr(verifier, "check_golds", None):
+        notes += check_golds(pool + held, config.seed)
     if not held:
         notes.append("nothing is held out (a tenth of the pool, at most --heldout-prompts), so there is nothing to evaluate")
-    return Task(name, pool, held, reward, extract, notes)
+    return Task(name, pool, held, reward, notes, own_heldout=heldout is not None)
 
 
 def _own_record(row) -> Record:
     if isinstance(row, str):
         return Record(row)
     prompt = row.get("prompt") if isinstance(row, dict) else None
-    chat = isinstance(prompt, list) and all(isinstance(part, dict) and {"role", "content"} <= part.keys() for part in prompt)
+    chat = (
+        isinstance(prompt, list)
+        and bool(prompt)
+        and all(isinstance(part, dict) and {"role", "content"} <= part.keys() for part in prompt)
+    )
     if not isinstance(prompt, str) and not chat:
         raise DataError(
             f"prompts: got {row!r}; give texts, or dicts with the key 'prompt' (a text, or messages with role and content) and "
@@ -126,51 +150,84 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is no plain value")
 
 
-def tokenize(task: str, records: Iterable[Record], tokenizer, max_prompt_tokens: int | None, notes: list[str]) -> list[Prompt]:
+class Merger:
+    """Merges equal records before anything is made of them, so that copies cost nothing but the reading."""
+
+    def __init__(self):
+        self.num_rows = self.num_merged = 0
+
+    def distinct(self, records: Iterable[Record]) -> list[Record]:
+        """The first of each: equal in prompt, answer and metadata."""
+        found: dict[str, Record] = {}
+        for record in records:
+            self.num_rows += 1
+            uid = prompt_uid("", record.prompt, record.answer, record.metadata)
+            self.num_merged += uid in found
+            found.setdefault(uid, record)
+        return list(found.values())
+
+    def notes(self) -> list[str]:
+        merged = f"{self.num_merged} of {self.num_rows} prompts are duplicates and were merged"
+        return [merged] if self.num_merged else []
+
+
+def tokenize(
+    task: str, records: Iterable[Record], template: Template, max_prompt_tokens: int | None, notes: list[str]
+) -> list[Prompt]:
     """Records -> distinct prompts; appends to ``notes`` how many were merged, conflicting or dropped.
 
     Duplicates (same text, answer and metadata) are one prompt with one budget. The same text with different answers stays as
     separate prompts and is reported. Prompts longer than ``max_prompt_tokens`` are dropped and counted.
     """
-    records = list(records)
-    shown = [_text(record.prompt, tokenizer) for record in records]
+    merger = Merger()
+    records = merger.distinct(records)
+    shown = [template.text(record.prompt) for record in records]
     if broken := [text for text in shown if text != text.encode("utf-8", "replace").decode()]:
         raise DataError(f"--task {task}: {len(broken)} prompts hold half a surrogate pair, e.g. {broken[0]!r}")
-    # A chat template writes its own special tokens; a second bos would be one too many.
-    special = not getattr(tokenizer, "chat_template", None)
-    ids = tokenizer(shown, add_special_tokens=special).input_ids if shown else []
     prompts: dict[str, Prompt] = {}
     answers_per_text: dict[str, int] = {}
     num_long = 0
-    for record, text, tokens in zip(records, shown, ids):
-        uid = prompt_uid(task, text, record.answer, record.metadata)
-        if uid in prompts:
-            continue
+    for record, text, tokens in zip(records, shown, template.tokens(shown)):
         if not tokens or (max_prompt_tokens is not None and len(tokens) > max_prompt_tokens):
             num_long += 1
             continue
-        prompts[uid] = Prompt(uid, text, np.asarray(tokens, np.int64), record.answer, record.metadata)
+        uid = prompt_uid(task, text, record.answer, record.metadata)
+        if uid in prompts:  # told apart only by a system message that --system-prompt goes over
+            merger.num_merged += 1
+            continue
+        prompts[uid] = Prompt(uid, text, np.asarray(tokens, np.int64), record.answer, record.metadata, _problem(record.prompt))
         answers_per_text[text] = answers_per_text.get(text, 0) + 1
-    num_rows = len(records)
     if num_long:
         limit = f"--max-prompt-tokens {max_prompt_tokens}"
-        notes.append(f"{num_long} of {num_rows} prompts dropped: empty, or longer than {limit}")
-    if num_merged := num_rows - num_long - len(prompts):
-        notes.append(f"{num_merged} of {num_rows} prompts are duplicates and were merged")
+        notes.append(f"{num_long} of {len(records)} prompts dropped: empty, or longer than {limit}")
+    notes += merger.notes()
     if conflicts := [text for text, count in answers_per_text.items() if count > 1]:
         notes.append(f"{len(conflicts)} texts come with different answers, e.g. {conflicts[0]!r}")
     return list(prompts.values())
 
 
 def split_heldout(pool: list[Prompt], num_heldout: int) -> tuple[list[Prompt], list[Prompt]]:
-    """Split off up to ``num_heldout`` prompts, at most a tenth of the pool, by hash of the text: disjoint and order-free."""
-    texts = sorted({prompt.text for prompt in pool}, key=lambda text: prompt_uid("heldout", text, None, {}))
+    """Split off up to ``num_heldout`` prompts, at most a tenth of the pool, by hash of the problem's own words: disjoint,
+    order-free, and the same whatever template, system prompt or tools they are posed with.
+
+    Problems that differ only in case or white space stay on one side.
+    """
+    texts = sorted({_folded(prompt) for prompt in pool}, key=lambda text: prompt_uid("heldout", text, None, {}))
     chosen = set(texts[: min(num_heldout, len(texts) // 10)])
-    return [p for p in pool if p.text not in chosen], [p for p in pool if p.text in chosen]
+    train, held = ([p for p in pool if (_folded(p) in chosen) == wanted] for wanted in (False, True))
+    return train, for_evaluation(held)
 
 
-def _text(prompt: str | list[dict], tokenizer) -> str:
-    if getattr(tokenizer, "chat_template", None):
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return prompt if isinstance(prompt, str) else "\n\n".join(str(message["content"]) for message in prompt)
+def for_evaluation(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Prompts as an evaluation poses them: those with hidden tests are graded by these (metadata ``use_hidden``)."""
+    return [replace(p, metadata={**p.metadata, "use_hidden": True}) if p.metadata.get("hidden_tests") else p for p in prompts]
+
+
+def _problem(prompt: str | list[dict]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return "\n\n".join(str(message["content"]) for message in prompt if message["role"] != "system")
+
+
+def _folded(prompt: Prompt) -> str:
+    return " ".join(unicodedata.normalize("NFKC", prompt.problem or prompt.text).casefold().split())

@@ -1,125 +1,94 @@
-"""Prompts from a .jsonl, .parquet or .csv file, or from the hub through the ``datasets`` library."""
+"""Prompts from files, folders and the hub: rows (reading.py) in a known layout (layouts.py) become distinct records."""
 
-import csv
-import json
-import math
-from pathlib import Path
-from typing import Any
+import itertools
+from collections.abc import Iterator, Sequence
 
 from vipfast.config import Config
 from vipfast.errors import DataError
-from vipfast.tasks.base import Record
+from vipfast.tasks.base import Merger, Record
+from vipfast.tasks.layouts import ANSWER_FIELDS, CODE, PROMPT_FIELDS, Layout, detail_columns, details, own, prompt_of, recognise
+from vipfast.tasks.programs import read_tests, wording
+from vipfast.tasks.reading import rows_of
+from vipfast.tasks.values import as_text, get
 
-PROMPT_FIELDS = ("prompt", "question", "problem")
-ANSWER_FIELDS = ("reward_model.ground_truth", "answer", "ground_truth", "solution")
-"""Columns tried in this order when --prompt-field / --answer-field are not given (DAPO-Math-17k, GSM8K and MATH layouts)."""
+SAMPLE = 1000
+"""Rows by whose columns a layout is recognised."""
 
 
-LONGEST_CSV_FIELD = 2**31 - 1
-
-
-def load_records(config: Config, notes: list[str]) -> list[Record]:
+def load_records(config: Config, notes: list[str]) -> tuple[list[Record], str]:
     """Read the rows of ``config.task``.
 
-    Answers become text by one rule: numbers and strings as written, lists as JSON; rows without a prompt or an answer (null or
-    NaN) are left out, and ``notes`` gets a sentence that counts them.
+    Answers become text by one rule: a text stays as written, a whole float loses its ".0", everything else is written as JSON.
+    Rows without a prompt or an answer (null, NaN or empty) are left out, and equal rows merged, before anything is tokenised.
+
+    Returns:
+        Distinct records, and the verifier their answers want: "maths", "exact" or "code". ``notes`` gets a sentence on the
+        layout, and one that counts what was left out or merged.
 
     Raises:
         DataError: file not found or not readable, unknown format, missing column, or no rows.
     """
-    rows = _read(config)
-    if not rows:
+    rows = rows_of(config, notes)
+    sample = list(itertools.islice(rows, SAMPLE))
+    if not sample:
         raise DataError(f"--task {config.task}: holds no rows")
-    prompt_field = _field("--prompt-field", config.prompt_field, PROMPT_FIELDS, rows)
-    answer_field = _field("--answer-field", config.answer_field, ANSWER_FIELDS, rows)
-    records = []
-    for row in rows:
-        prompt, answer = _get(row, prompt_field), _get(row, answer_field)
-        if prompt is not None and answer is not None:
-            messages = isinstance(prompt, list) and all(isinstance(part, dict) and "content" in part for part in prompt)
-            records.append(Record(prompt if messages else _as_text(prompt), _as_text(answer)))
+    layout = None if config.prompt_field or config.answer_field else recognise(sample, config.task)
+    layout = layout or own(
+        _field("--prompt-field", config.prompt_field, PROMPT_FIELDS, sample),
+        _field("--answer-field", config.answer_field, ANSWER_FIELDS, sample),
+    )
+    notes.append(f"layout: {layout.name} ({layout.prompt}, {layout.answer}), graded as {layout.verifier}")
+    carried = [name for name in ("gold_ids", "supporting") if any(get(row, name) is not None for row in sample)]
+    carried += [_field("--metadata-fields", name, (), sample) for name in config.metadata_fields]
+    merger, counts = Merger(), {"rows": 0, "kept": 0, "private only": 0}
+    records = merger.distinct(_records(itertools.chain(sample, rows), layout, detail_columns(sample), carried, counts))
     if not records:
-        raise DataError(f"--task {config.task}: no row has both {prompt_field!r} and {answer_field!r}")
-    if num_left_out := len(rows) - len(records):
-        notes.append(f"{num_left_out} of {len(rows)} rows left out: no {prompt_field} or no {answer_field}")
-    return records
+        what = "a test that can be read" if layout.verifier == CODE else f"both {layout.prompt!r} and {layout.answer!r}"
+        raise DataError(f"--task {config.task}: no row has {what}")
+    if num_left_out := counts["rows"] - counts["kept"]:
+        wanted = "tests that can be read" if layout.verifier == CODE else layout.answer
+        missing = f"no {layout.prompt} or no {wanted}"
+        notes.append(f"{num_left_out} of {counts['rows']} rows left out: {missing}")
+    if counts["private only"]:
+        notes.append(f"{counts['private only']} rows have private tests only: every second one trains, the others evaluate")
+    notes += merger.notes()
+    return records, layout.verifier
 
 
-def _read(config: Config) -> list[dict]:
-    path = Path(config.task)
-    readers = {".jsonl": _read_jsonl, ".parquet": _read_parquet, ".csv": _read_csv}
-    if path.suffix in readers:
-        if not path.is_file():
-            raise DataError(f"--task {config.task}: no such file")
-        try:
-            return readers[path.suffix](path)
-        except UnicodeDecodeError as error:
-            raise DataError(f"--task {path}: is not UTF-8 ({error}); convert it, e.g. with iconv -t UTF-8") from error
-    if path.exists() or config.task.count("/") != 1:
-        known = ", ".join(readers)
-        raise DataError(f"--task {config.task}: give 'arithmetic', a file that ends in {known}, or a hub id like openai/gsm8k")
-    return _read_hub(config)
+def _records(
+    rows: Iterator[dict], layout: Layout, columns: list, carried: Sequence[str], counts: dict[str, int]
+) -> Iterator[Record]:
+    for row in rows:
+        counts["rows"] += 1
+        record = _program(row, layout, counts) if layout.verifier == CODE else _problem(row, layout)
+        if record is not None:
+            counts["kept"] += 1
+            record.metadata.update(details(row, columns))
+            record.metadata.update({name.rpartition(".")[2]: get(row, name) for name in carried})
+            yield record
 
 
-def _read_jsonl(path: Path) -> list[dict]:
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
-        if line.strip():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise DataError(f"--task {path}: line {number} is not JSON ({error})") from error
-            if not isinstance(rows[-1], dict):
-                raise DataError(f"--task {path}: line {number} is not a JSON object")
-    return rows
+def _problem(row: dict, layout: Layout) -> Record | None:
+    prompt, answer = get(row, layout.prompt), get(row, layout.answer)
+    answer = None if answer is None else layout.final(answer)
+    if prompt is None or prompt == "" or answer is None:
+        return None
+    return Record(prompt_of(prompt), answer)
 
 
-def _read_parquet(path: Path) -> list[dict]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        return pyarrow.parquet.read_table(path).to_pylist()
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"--task {path}: is not a parquet file ({error})") from error
+def _program(row: dict, layout: Layout, counts: dict[str, int]) -> Record | None:
+    question, (tests, private_only) = row.get(layout.prompt), read_tests(row)
+    if not isinstance(question, str) or not question.strip() or tests is None:
+        return None
+    counts["private only"] += private_only
+    return Record(wording(row, question), None, tests)
 
 
-def _read_csv(path: Path) -> list[dict]:
-    csv.field_size_limit(LONGEST_CSV_FIELD)
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        try:
-            return list(csv.DictReader(file))
-        except csv.Error as error:
-            raise DataError(f"--task {path}: is not a CSV file ({error})") from error
-
-
-def _read_hub(config: Config) -> list[dict]:
-    try:
-        import datasets
-    except ModuleNotFoundError as error:
-        raise DataError(
-            f"--task {config.task}: a hub dataset needs the datasets library; pip install 'vipfast[gpu]'"
-        ) from error
-    names = datasets.get_dataset_config_names(config.task)
-    return list(datasets.load_dataset(config.task, "main" if "main" in names else names[0], split=config.task_split))
-
-
-def _field(option: str, given: str | None, known: tuple[str, ...], rows: list[dict]) -> str:
+def _field(option: str, given: str | None, known: tuple[str, ...], rows: Sequence[dict]) -> str:
     for name in (given,) if given else known:
-        if any(_get(row, name) is not None for row in rows):
+        if any(get(row, name) is not None for row in rows):
             return name
-    columns = ", ".join(sorted({str(column) for row in rows for column in row}))
+    columns = ", ".join(sorted({as_text(column) for row in rows for column in row}))
     if given:
         raise DataError(f"{option} {given}: no row has such a column; the columns are {columns}")
     raise DataError(f"{option}: none of {', '.join(known)} is a column of the dataset; name one of {columns} with {option}")
-
-
-def _get(row: dict, field: str) -> Any:
-    value: Any = row
-    for part in field.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _as_text(answer: Any) -> str:
-    return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)

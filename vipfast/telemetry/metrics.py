@@ -1,6 +1,7 @@
 """What every logged metric means, in one place; README's table is this one (``markdown()``), and no other name is logged.
 
-In a name, ``@k`` stands for the number of samples per held-out prompt (``eval/mean@8``).
+In a name, ``@k`` stands for the number of samples per held-out prompt (``eval/mean@8``), of tools for --search-k, and ``NAME``
+for one of several rewards.
 """
 
 import re
@@ -31,12 +32,20 @@ METRICS: dict[str, str] = {
     "signal/frac_wasted_rollouts": "share of rollouts in groups whose rewards are all equal, which teach nothing (0 to 1)",
     "reward/mean": "mean reward over the scored rollouts; an adaptive allocator moves it by its choice of prompts, "
     "so compare runs by eval/* (reward)",
-    "reward/std_within": "standard deviation of the reward within a prompt's group, averaged over prompts (reward)",
+    "reward/verified": "mean of the verifier's part of the reward over the scored rollouts, without other rewards (reward)",
+    "reward/part/NAME": "with several --reward: mean of each alone, before its weight, over the scored rollouts (reward)",
+    "reward/std_within": "standard deviation of the verifier's part within a prompt's group, averaged over prompts (reward)",
     "reward/unscored": "rollouts without a reward (count)",
-    "reward/errors": "rollouts of this step whose reward function raised an exception (count)",
-    "rollout/tokens_mean": "mean completion length (tokens)",
-    "rollout/tokens_max": "longest completion (tokens)",
+    "reward/errors": "rollouts of this step whose reward function raised an exception or failed (count)",
+    "reward/timeouts": "rollouts of this step whose grading was given up after its time limit (count)",
+    "rollout/tokens_mean": "mean completion length, outputs of tools included (tokens)",
+    "rollout/tokens_max": "longest completion, outputs of tools included (tokens)",
     "rollout/truncated_frac": "share of rollouts that hit the length limit (0 to 1)",
+    "tools/turns_mean": "mean turns of the policy in a rollout (count)",
+    "tools/calls_mean": "mean tool calls in a rollout (count)",
+    "tools/errors_frac": "share of the tool calls that were answered with an error; null without calls (0 to 1)",
+    "tools/precision@k": "share of the passages found by search that are the problem's own, over rollouts that found any "
+    "and problems whose metadata names them; null without (0 to 1)",
     "predict/brier": "mean squared error of the success probability predicted before sampling, on this step's prompts (0 to 1)",
     "predict/log_loss": "cross-entropy of the predicted success probability on this step's rollouts (nats)",
     "predict/corr": "Pearson correlation of predicted and observed success rates over this step's prompts (−1 to 1)",
@@ -58,6 +67,7 @@ METRICS: dict[str, str] = {
     "time/allocate_s": "allocator and predictor (seconds)",
     "time/generate_s": "generation over all rounds (seconds)",
     "time/reward_s": "grading that generation had to wait for (seconds)",
+    "time/tools_s": "tool calls, summed over rollouts; beside generation (seconds)",
     "time/logprob_s": "log-probs before the first update, and of the reference (seconds)",
     "time/update_s": "forward, backward and optimizer (seconds)",
     "time/sync_s": "handing the new weights to the engine (seconds)",
@@ -66,7 +76,7 @@ METRICS: dict[str, str] = {
     "time/step_s": "the whole step without evaluation and checkpoint (seconds)",
     "speed/tokens_per_s": "completion tokens generated per second of generation (tokens/s)",
     "memory/peak_bytes": "peak memory of the process, on a GPU of the device (bytes)",
-    "eval/mean@k": "mean reward over k samples of every held-out prompt (reward)",
+    "eval/mean@k": "share of k samples of every held-out prompt whose reward reaches --success-threshold (0 to 1)",
     "eval/pass@k": "share of held-out prompts solved at least once in k samples, unbiased (0 to 1)",
     "eval/maj@k": "share of held-out prompts whose most frequent answer is right; null where none is extracted (0 to 1)",
 }
@@ -74,7 +84,7 @@ METRICS: dict[str, str] = {
 
 def describe(name: str) -> str | None:
     """The sentence about a metric, or None if there is no such metric: describe("eval/mean@8")."""
-    return METRICS.get(re.sub(r"@\d+$", "@k", name))
+    return METRICS.get(re.sub(r"@\d+$", "@k", re.sub(r"^reward/part/.+", "reward/part/NAME", name)))
 
 
 def unknown(names: Iterable[str]) -> list[str]:

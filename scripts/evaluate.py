@@ -1,0 +1,8 @@
+"""Evaluate a model: ``python scripts/evaluate.py --model starter --task arithmetic``; ``--help`` lists every option."""
+
+import sys
+
+from vipfast.evaluation.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""What options must be, one by one and together, before anything is looked at: types, ranges, pairs that contradict."""
+
+import dataclasses
+import math
+import types
+import typing
+from typing import TYPE_CHECKING, Literal
+
+from vipfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from vipfast.config import Config
+
+_RANGES = (
+    ("task_size", 1, 10**7),
+    ("heldout_prompts", 0, 10**7),
+    ("lora_rank", 0, 4096),
+    ("threads", 1, 4096),
+    ("dist_timeout", 1, 10**7),
+    ("seed", 0, 2**63 - 1),
+    ("vllm_memory", 0.01, 1),
+    ("tensor_parallel_size", 1, 1024),
+    ("sync_bucket_mb", 1, 10**7),
+    ("prompts_per_step", 1, 10**6),
+    ("rollouts_per_prompt", 1e-6, 4096),
+    ("min_rollouts", 0, 4096),
+    ("max_rollouts", 1, 4096),
+    ("vigor_m0", 1, 4096),
+    ("vigor_num_rounds", 1, 64),
+    ("vigor_alpha", 1e-6, 1),
+    ("vigor_gamma", 1, 4096),
+    ("max_new_tokens", 1, 10**6),
+    ("max_prompt_tokens", 1, 10**7),
+    ("code_timeout", 0.1, 3600),
+    ("code_memory_mb", 128, 10**6),
+    ("reward_timeout", 0.01, 10**6),
+    ("reward_workers", 1, 1024),
+    ("max_turns", 2, 10**4),
+    ("max_tool_tokens", 1, 10**6),
+    ("tool_timeout", 1e-3, 3600),
+    ("search_k", 1, 1000),
+    ("max_reward_errors", 1, 10**9),
+    ("clip_low", 0, 1),
+    ("clip_high", 0, 1e6),
+    ("beta", 0, 1e6),
+    ("updates_per_step", 1, 10**4),
+    ("epochs", 1, 10**4),
+    ("learning_rate", 0, 10),
+    ("warmup_steps", 0, 10**9),
+    ("weight_decay", 0, 10),
+    ("max_grad_norm", 1e-12, 1e12),
+    ("micro_batch_tokens", 1, 10**9),
+    ("max_nonfinite", 1, 10**9),
+    ("steps", 0, 10**9),
+    ("eval_every", 0, 10**9),
+    ("eval_samples", 1, 4096),
+    ("checkpoint_every", 0, 10**9),
+    ("keep", 1, 10**6),
+    ("sample_rollouts", 0, 10**6),
+)
+
+
+def check(config: "Config") -> None:
+    """Refuse a config that no model, task or machine could make sense of.
+
+    Raises:
+        UsageError: naming the option, its value and what is allowed.
+    """
+    hints = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        check_type(field.name, value, hints[field.name])
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{flag(field.name)} {value}: must be a finite number")
+    for name, low, high in _RANGES:
+        value = getattr(config, name)
+        if value is not None and not low <= value <= high:
+            raise UsageError(f"{flag(name)} {value}: must lie in [{low:g}, {high:g}]")
+    if config.temperature <= 0:
+        raise UsageError(
+            f"--temperature {config.temperature}: must be above 0, since greedy decoding gives every rollout of a prompt "
+            "the same text and no gradient; use e.g. 1.0"
+        )
+    if not 0 < config.top_p <= 1:
+        raise UsageError(f"--top-p {config.top_p}: must lie in (0, 1]; 1 samples from the whole distribution")
+    if config.weighting == "token" and config.length_term != "constant":
+        raise UsageError(f"--length-term {config.length_term}: --weighting token takes no length term; leave it out")
+    if config.weighting == "rollout" and config.length_term == "token":
+        raise UsageError("--length-term token: needs --weighting prompt (it divides by the tokens of a prompt's group)")
+    if config.budget_unit == "tokens" and config.allocator != "vip":
+        raise UsageError(
+            f"--budget-unit tokens: --allocator {config.allocator} plans in rollouts; use --allocator vip, or leave it out"
+        )
+    _check_tools(config)
+    if config.optimizer == "adamw8bit" and config.dtype == "float64":
+        raise UsageError("--optimizer adamw8bit: its weights are float32, not --dtype float64; use --optimizer adamw")
+    if config.optimizer == "adamw8bit" and config.offload_optimizer:
+        raise UsageError(
+            "--offload-optimizer: moves --optimizer adamw's moments, and adamw8bit's stay on the GPU; leave one out"
+        )
+    if config.round_mode != "barrier" and config.allocator != "vigor":
+        raise UsageError(
+            f"--round-mode {config.round_mode}: --allocator {config.allocator} has a single round; use --allocator vigor, or "
+            "leave it out"
+        )
+    if config.allocator == "vigor" and config.correction == "lagged":
+        _check_lagged(config)
+    if abs(config.budget - config.prompts_per_step * config.rollouts_per_prompt) > 1e-6:
+        raise UsageError(
+            f"--rollouts-per-prompt {config.rollouts_per_prompt:g}: times --prompts-per-step {config.prompts_per_step} is not "
+            f"a whole number of rollouts; the nearest that is: {config.budget / config.prompts_per_step:.12g}"
+        )
+
+
+def _check_tools(config: "Config") -> None:
+    if len(set(config.tools)) < len(config.tools):
+        raise UsageError(f"--tools {' '.join(config.tools)}: names a tool twice; name each once")
+    if "search" in config.tools and config.search_corpus is None:
+        raise UsageError("--tools search: needs a corpus to search in; give --search-corpus")
+    if config.tools and config.engine_seeds == "engine":
+        raise UsageError(
+            "--engine-seeds engine: texts would depend on how long each of --tools takes; use --engine-seeds rollout"
+        )
+
+
+def _check_lagged(config: "Config") -> None:
+    """Refuse what would bring this step's rewards back into the weights or baselines that ``lagged`` keeps free of them."""
+    for name, wanted, why in (
+        ("weighting", ("rollout",), "divides by counts that this step's rewards decided"),
+        ("update_on", ("all",), "leaves out prompts by this step's rewards"),
+        ("estimator", ("rloo", "dr_grpo"), "divides by the spread of this step's rewards"),
+    ):
+        value = getattr(config, name)
+        if value not in wanted:
+            remedy = f"{flag(name)} {' or '.join(wanted)}, or --correction fresh"
+            raise UsageError(f"--correction lagged: {flag(name)} {value} {why}; use {remedy}")
+
+
+def flag(name: str) -> str:
+    """The command-line spelling of a field: max_new_tokens -> --max-new-tokens."""
+    return "--" + name.replace("_", "-")
+
+
+def check_type(name: str, value, hint) -> None:
+    """Refuse a value of the wrong type or outside a Literal (UsageError), naming what is allowed."""
+    if not _fits(value, hint):
+        allowed = [str(choice) for arm in _arms(hint) for choice in typing.get_args(arm) if typing.get_origin(arm) is Literal]
+        wanted = "one of " + ", ".join(allowed) if allowed else f"of type {hint if typing.get_args(hint) else hint.__name__}"
+        if typing.get_origin(hint) is tuple:
+            items = [str(choice) for choice in typing.get_args(typing.get_args(hint)[0])] or ["texts"]
+            wanted = f"a list of {', '.join(items)}; in YAML [{value}]"
+        raise UsageError(f"{flag(name)} {value!r}: must be {wanted}")
+
+
+def _arms(hint) -> tuple:
+    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+
+
+def _fits(value, hint) -> bool:
+    origin = typing.get_origin(hint)
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return any(_fits(value, arm) for arm in _arms(hint))
+    if origin is Literal:
+        return value in typing.get_args(hint)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(item, typing.get_args(hint)[0]) for item in value)
+    if isinstance(value, bool) and hint is not bool:
+        return False
+    return isinstance(value, (int, float) if hint is float else hint)

@@ -1,0 +1,70 @@
+"""The command line of ``scripts/evaluate.py``. Exit codes are those of ``vipfast.cli``."""
+
+import dataclasses
+import sys
+import typing
+from collections.abc import Sequence
+from dataclasses import field
+
+from vipfast import cli
+from vipfast.config import Config
+from vipfast.distributed import Ranks
+from vipfast.engine import choose_engine
+from vipfast.evaluation.options import TRAINING, Evaluation, Flags, defaults, settle
+from vipfast.resolve import resolve
+
+GO_ON = "start the same command again to go on"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    return cli.guarded(lambda ranks: _run(sys.argv[1:] if argv is None else argv, ranks), GO_ON)
+
+
+def parse(argv: Sequence[str]) -> Evaluation:
+    """Arguments -> Evaluation; device, lengths and the like are still open.
+
+    Raises:
+        UsageError: an option, file or model that cannot be used.
+        SystemExit: 0 after --help; 2 after an unknown flag or a value of the wrong kind.
+    """
+    given = _flags(argv, {})
+    values, source, trained_on, notes = defaults(given)
+    return settle(_flags(argv, values) if values else given, source, trained_on, notes)
+
+
+def _run(argv: Sequence[str], ranks: Ranks) -> int:
+    asked = ranks.decided(lambda: _prepare(argv))
+    # torch comes with these, and --help should not wait for it
+    from vipfast.evaluation.run import run
+
+    return run(asked, ranks)
+
+
+def _prepare(argv: Sequence[str]) -> Evaluation:
+    """Settle the options and print what was chosen."""
+    asked = parse(argv)
+    # Sized as a trainer of one small adapter would be, which keeps the weights and little else.
+    rows = asked.rows_at_once or 4096
+    sized = dict(lora_rank=1, prompts_per_step=max(1, rows // asked.samples), output_dir=asked.config.output_dir or "-")
+    config, lines = resolve(dataclasses.replace(asked.config, **sized))
+    for task in asked.tasks[1:]:
+        resolve(dataclasses.replace(config, task=task))
+    print(*asked.notes, *lines, sep="\n", flush=True)
+    engine = choose_engine(config, config.device)[0]
+    settled = dict(lora_rank=0, prompts_per_step=1, output_dir=asked.config.output_dir, engine=engine)
+    return dataclasses.replace(asked, config=dataclasses.replace(config, **settled))
+
+
+def _flags(argv: Sequence[str], values: dict) -> Flags:
+    import tyro
+
+    hints = typing.get_type_hints(Config)
+    # What only training reads is no option here: not shown, and refused by name as an unknown one.
+    hidden = [
+        (name, tyro.conf.Suppress[tyro.conf.Fixed[hints[name]]], field(default=getattr(Flags, name)))
+        for name in sorted(TRAINING)
+    ]
+    flags = dataclasses.make_dataclass("Flags", hidden, bases=(Flags,), frozen=True)
+    options = dict(prog="evaluate.py", description=Flags.__doc__, config=(tyro.conf.FlagCreatePairsOff,))
+    return tyro.cli(flags, args=argv, default=flags(**values), **options)

@@ -1,0 +1,88 @@
+"""How far an evaluation is, and how fast: a live line in a terminal, a plain line now and then elsewhere."""
+
+import sys
+import time
+
+from vipfast.telemetry.history import clock
+
+EVERY_S = 10.0
+
+
+class Progress:
+    """Used as a context manager around the sampling of everything.
+
+    Args:
+        total: samples of the whole evaluation.
+        done: those that were there already.
+        shown: False on ranks that show nothing.
+        share: samples that one told here stands for, where other ranks sample as well.
+    """
+
+    def __init__(self, total: int, done: int, shown: bool = True, share: int = 1):
+        self.total, self.done, self._before, self._share, self._shown = total, done, done, share, shown
+        self.task, self._bar = "", None
+        self._start = self._told = time.monotonic()
+
+    def __enter__(self) -> "Progress":
+        self._start = self._told = time.monotonic()
+        if self._shown and sys.stdout.isatty():
+            from rich import progress
+
+            columns = (progress.TextColumn("{task.description}"), progress.BarColumn(None), progress.MofNCompleteColumn())
+            columns += (progress.TextColumn("{task.fields[rate]}"), progress.TextColumn("{task.fields[left]} left"))
+            self._bar = progress.Progress(*columns, transient=True)
+            self._row = self._bar.add_task("", total=self.total, completed=self.done, rate="", left="–")
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def more(self, num: int) -> None:
+        """So many further samples have been graded here."""
+        self.at(min(self.done + num * self._share, self.total))
+
+    def at(self, done: int) -> None:
+        """So many samples are there."""
+        self.done, now = done, time.monotonic()
+        if self._bar is not None:
+            self._bar.update(
+                self._row, completed=done, description=self.task, rate=f"{self.rate:,.0f}/s", left=clock(self.left_s)
+            )
+        elif self._shown and now - self._told >= EVERY_S:
+            self._told = now
+            print(f"{self.task}: {done} of {self.total} samples, {self.rate:,.0f}/s, {clock(self.left_s)} left", flush=True)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._start
+
+    @property
+    def new(self) -> int:
+        """Samples since the start of this process."""
+        return self.done - self._before
+
+    @property
+    def rate(self) -> float:
+        """New samples a second."""
+        return self.new / max(self.seconds, 1e-9)
+
+    @property
+    def left_s(self) -> float | None:
+        return (self.total - self.done) / self.rate if self.rate else None
+
+
+class Watched:
+    """A grader that tells ``progress`` of every rollout it has graded; otherwise as the grader it is put around."""
+
+    def __init__(self, grader, progress: Progress):
+        self.grader, self.progress = grader, progress
+
+    def __getattr__(self, name: str):
+        return getattr(self.grader, name)
+
+    def grade(self, prompts, finished):
+        grades = self.grader.grade(prompts, finished)
+        self.progress.more(len(finished))
+        return grades

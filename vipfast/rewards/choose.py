@@ -1,0 +1,90 @@
+"""Which reward a run uses: what ``--reward`` names, or what the task asks for."""
+
+import math
+import os
+import re
+
+from vipfast.config import Config
+from vipfast.errors import UsageError
+from vipfast.rewards.base import Reward
+from vipfast.rewards.combined import Combined
+
+NAMED = ("task", "maths", "code", "exact")
+_OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def check_reward(config: Config) -> None:
+    """Refuse, before anything is loaded, names and weights that cannot be meant.
+
+    Raises:
+        UsageError: an unknown name, one that comes twice, or weights that do not fit.
+    """
+    for name in config.reward:
+        if name not in NAMED and not _OWN.fullmatch(name):
+            raise UsageError(f"--reward {name}: unknown; give {', '.join(NAMED)}, or a function of your own as module:function")
+    if len(set(config.reward)) < len(config.reward):
+        raise UsageError(f"--reward {' '.join(config.reward)}: names one twice; give it once, with the sum of its weights")
+    weights = config.reward_weights
+    if weights and len(weights) != len(config.reward):
+        raise UsageError(
+            f"--reward-weights {' '.join(map(str, weights))}: {len(weights)} weights for {len(config.reward)} rewards; give "
+            "one for each name after --reward, the verifier's first"
+        )
+    if weights and not (weights[0] > 0 and all(map(math.isfinite, weights))):
+        raise UsageError(
+            f"--reward-weights {' '.join(map(str, weights))}: must be finite, and above 0 for the first, which is the verifier"
+        )
+
+
+def choose_reward(config: Config, wanted: str | Reward) -> Reward:
+    """The run's reward.
+
+    Args:
+        config: ``reward``, ``reward_weights``, ``reward_timeout`` and ``reward_workers``.
+        wanted: what the task asks for, "maths", "code" or "exact", or its own verifier.
+
+    Raises:
+        UsageError: a reward that cannot be used; the message names the option.
+    """
+    check_reward(config)
+    names = config.reward or ("task",)
+    weights = config.reward_weights or (1.0,) * len(names)
+    parts: list[tuple[str, Reward, float]] = []
+    try:
+        for name, weight in zip(names, weights):
+            parts.append((name, _named(wanted if name == "task" else name, config), weight))
+    except UsageError:
+        if parts:
+            Combined(parts).close()
+        raise
+    return parts[0][1] if len(parts) == 1 and weights == (1.0,) else Combined(parts)
+
+
+def _named(name: str | Reward, config: Config) -> Reward:
+    if not isinstance(name, str):
+        return name
+    if name == "exact":
+        from vipfast.rewards import exact
+
+        return exact.reward
+    if name == "code":
+        from vipfast.rewards.code import Code
+
+        limits = dict(
+            timeout_s=config.code_timeout, memory_mb=config.code_memory_mb, workers=config.reward_workers or default_workers()
+        )
+        return Code(config.code_reward, config.sandbox, **limits)
+    limits = dict(workers=config.reward_workers or default_workers(), timeout_s=config.reward_timeout)
+    if name == "maths":
+        from vipfast.rewards.maths import Maths
+
+        return Maths(**limits)
+    from vipfast.rewards.own import Own
+
+    return Own(name, **limits)
+
+
+def default_workers() -> int:
+    """Cores this process may use, shared by the ranks of the run, at least one and at most 16."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(16, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))

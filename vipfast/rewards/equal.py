@@ -1,0 +1,142 @@
+"""Whether two answers are equal by algebra: math-verify with guards, in a worker process (rewards/pool.py) that can be killed.
+
+math-verify's own time limits are off: they rest on SIGALRM, which no big-integer operation heeds. What its verdicts are not
+trusted with is looked at here: parts of an answer that its parser drops, numbers too large to write down, values that agree
+only because both are tiny, and chains of equations such as 7 = 5.
+"""
+
+import logging
+import math
+import re
+from collections.abc import Callable
+from functools import lru_cache, partial
+
+import sympy
+from math_verify import LatexExtractionConfig, parse, verify
+from sympy.core.relational import Relational
+
+from vipfast.rewards.answers import bounded
+
+MOST_DIGITS = 10_000
+"""Numbers with more are equal only if written alike."""
+DEEPEST = 10
+"""Brackets within brackets beyond which nothing is parsed: the parser's time doubles with every pair that is not needed."""
+_LATEX = [LatexExtractionConfig(boxed_match_priority=0)]
+_UNFINISHED = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
+_POINTS = (1.307, 17.683)
+_SIDE_BY_SIDE = re.compile(r"\d\s+[\d.]")
+"""math-verify adds such numbers up, as if they were mixed fractions."""
+
+
+def judge() -> Callable:
+    """The worker's function: gold, answer -> (whether the gold can be graded against, right, the answer's spelling); without
+    an answer the first alone counts."""
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    parsed("1")  # builds regexes and grammar before the first task's clock runs
+
+    def call(gold: str, answer: str | None) -> tuple[bool, bool, str]:
+        if answer is None or not usable(gold):
+            return usable(gold), False, bounded(answer or "")
+        return True, *judged(gold, answer)
+
+    return call
+
+
+@lru_cache(4096)
+def parsed(text: str) -> sympy.Basic | sympy.MatrixBase | None:
+    """The expression of a tidied answer, unevaluated; None if it is none, or if the parser leaves digits out."""
+    if _SIDE_BY_SIDE.search(text) or _depth(text) > DEEPEST:
+        return None
+    found = parse(r"\boxed{" + text + "}", _LATEX, parsing_timeout=None)
+    if len(found) < 2 or isinstance(found[0], str):
+        return None
+    read = found[1]
+    digits = partial(re.sub, r"[^1-9]", "")
+    return found[0] if digits(text) == digits(read) or text in (".5", "0.5") else None
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def usable(gold: str) -> bool:
+    """Whether a gold parses whole, and equals itself."""
+    expression = parsed(gold)
+    return expression is not None and (num_digits(expression) > MOST_DIGITS or _verified(expression, expression))
+
+
+def judged(gold: str, answer: str) -> tuple[bool, str]:
+    """Whether the answer equals a usable gold, and the answer's spelling."""
+    expected, found = parsed(gold), parsed(answer)
+    if found is None:
+        return False, bounded(answer)
+    if max(num_digits(expected), num_digits(found)) > MOST_DIGITS:
+        return expected == found, bounded(answer)
+    right = ("%" in gold + answer or not _differ(expected, found)) and _verified(expected, found)
+    if right and not isinstance(expected, Relational):
+        *chain, last = _sides(found)
+        right = not any(_differ(side, last) for side in chain)
+    return bool(right), _spelled(found, answer)
+
+
+def _verified(gold, answer) -> bool:
+    return verify([gold], [answer], timeout_seconds=None)
+
+
+def _sides(expression) -> list:
+    """a, b, c of a = b = c; a lone expression is its own."""
+    parts = getattr(expression, "_unsorted_args", [expression])
+    if not all(isinstance(part, sympy.Eq) for part in parts):
+        return [expression]
+    return [part.lhs for part in parts] + [parts[-1].rhs]
+
+
+def _differ(a, b) -> bool:
+    """Whether two expressions are told apart by their values, at each of two points. It spares wrong answers all algebra."""
+    if not all(
+        isinstance(side, sympy.Expr) and not isinstance(side, sympy.Symbol) and not side.has(*_UNFINISHED) for side in (a, b)
+    ):
+        return False
+    symbols = sorted(a.free_symbols | b.free_symbols, key=str)
+    for point in _POINTS if symbols else _POINTS[:1]:
+        values = {symbol: sympy.Float(point + 0.271 * i) for i, symbol in enumerate(symbols)}
+        try:
+            at_a, at_b = (complex(side.subs(values).evalf(15)) for side in (a, b))
+        except (TypeError, OverflowError):  # f(x) has no value, 10.0^400 none that a float holds
+            return False
+        largest = max(abs(at_a), abs(at_b))
+        if not math.isfinite(largest) or abs(at_a - at_b) <= 2e-6 * largest:
+            return False
+    return True
+
+
+def _spelled(expression, text: str) -> str:
+    if getattr(expression, "is_number", False) and not expression.has(*_UNFINISHED):
+        expression = expression.doit()
+    return bounded(str(expression)) if num_digits(expression) < 1000 else bounded(text)
+
+
+def num_digits(expression) -> float:
+    """An upper estimate of the digits of the largest number that evaluating an expression writes down; inf if beyond all."""
+    if isinstance(expression, sympy.Rational):
+        return max(expression.p.bit_length(), expression.q.bit_length()) * math.log10(2)
+    if isinstance(expression, sympy.MatrixBase):
+        return max(map(num_digits, expression.flat()), default=0.0)
+    if not isinstance(expression, sympy.Basic) or not expression.args:
+        return 1.0
+    sizes = [num_digits(part) for part in expression.args]
+    if isinstance(expression, sympy.Pow):
+        return sizes[0] * _size(sizes[1]) if expression.exp.is_number and expression.base.is_number else sum(sizes)
+    if isinstance(expression, sympy.factorial | sympy.binomial):
+        return _size(sizes[0]) * max(sizes[0], 1.0)
+    if isinstance(expression, sympy.Sum | sympy.Product):
+        return sum(sizes) if max(sizes) < 5 else math.inf
+    return sum(sizes)
+
+
+def _size(digits: float) -> float:
+    return 10.0**digits if digits < 300 else math.inf

@@ -1,0 +1,155 @@
+"""Rows of a dataset, one at a time: .parquet, .jsonl, .json and .csv files, folders of them, and the hub.
+
+Rows come as an iterator, so that of a file with a million copies only the distinct ones are ever held together.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from vipfast.config import Config
+from vipfast.errors import DataError
+
+LONGEST_CSV_FIELD = 2**31 - 1
+ROWS_AT_ONCE = 4096
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
+_NOT_DATA = ("dataset_info.json", "dataset_infos.json", "state.json")
+"""What the datasets library puts beside the files it saves."""
+
+
+def rows_of(config: Config, notes: list[str]) -> Iterator[dict]:
+    """The rows of ``config.task``; ``notes`` gets a sentence about files or hub configurations that were left out.
+
+    Raises:
+        DataError: nothing there, a format that is not known, or, once the rows are drawn, a row that cannot be read.
+    """
+    path = Path(config.task).expanduser()
+    if path.is_dir():
+        return _folder(path, config, notes)
+    if path.suffix in READERS:
+        if not path.is_file():
+            raise DataError(f"--task {config.task}: no such file")
+        return _file(path)
+    if path.exists() or not HUB_ID.fullmatch(config.task):
+        known = ", ".join(READERS)
+        raise DataError(
+            f"--task {config.task}: give 'arithmetic', a file that ends in {known}, a folder of such files, a hub id like "
+            "openai/gsm8k, or reasoning_gym:NAME"
+        )
+    return _hub(config, notes)
+
+
+def _folder(folder: Path, config: Config, notes: list[str]) -> Iterator[dict]:
+    """The files of a folder in the order of their names; of those, the files of --task-split where names begin with it."""
+    found = sorted(file for file in folder.rglob("*") if file.suffix in READERS and file.name not in _NOT_DATA)
+    formats = sorted({file.suffix for file in found})
+    if len(formats) != 1:
+        what = f"holds files of several formats ({', '.join(formats)})" if formats else f"holds no {', '.join(READERS)} file"
+        raise DataError(f"--task {config.task}: the folder {what}; name a folder whose files have one format, or one file")
+    split = config.task_split
+    files = [file for file in found if file.name.startswith(split)]
+    if not files and split != "train":
+        names = ", ".join(file.name for file in found[:8])
+        raise DataError(f"--task-split {split}: no file of --task {config.task} begins with it; there are {names}")
+    files = files or found
+    if len(files) < len(found):
+        notes.append(f"{len(files)} of {len(found)} files read: those that begin with {split!r} (--task-split)")
+    return (row for file in files for row in _file(file))
+
+
+def _file(path: Path) -> Iterator[dict]:
+    try:
+        yield from READERS[path.suffix](path)
+    except UnicodeDecodeError as error:
+        raise DataError(f"--task {path}: is not UTF-8 ({error}); convert it, e.g. with iconv -t UTF-8") from error
+
+
+def _jsonl(path: Path) -> Iterator[dict]:
+    with path.open(encoding="utf-8-sig", newline="\n") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:  # beyond bad JSON: numbers of thousands of digits, endless nesting
+                raise DataError(f"--task {path}: line {number} is not JSON ({error})") from error
+            if not isinstance(row, dict):
+                raise DataError(f"--task {path}: line {number} is not a JSON object")
+            yield row
+
+
+def _json(path: Path) -> Iterable[dict]:
+    """A list of objects, an object with one such list in it, or lines as in .jsonl."""
+    text = path.read_text(encoding="utf-8-sig")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if str(error).startswith("Extra data"):
+            return _jsonl(path)
+        raise DataError(f"--task {path}: is not JSON ({error})") from error
+    if isinstance(content, dict):
+        lists = [value for value in content.values() if isinstance(value, list)]
+        content = lists[0] if len(lists) == 1 else [content]
+    if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
+        raise DataError(f"--task {path}: is no list of JSON objects; give one object per row")
+    return content
+
+
+def _parquet(path: Path) -> Iterator[dict]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(ROWS_AT_ONCE):
+                yield from batch.to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"--task {path}: is not a parquet file that can be read ({error})") from error
+
+
+def _csv(path: Path) -> Iterator[dict]:
+    csv.field_size_limit(LONGEST_CSV_FIELD)
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        try:
+            yield from csv.DictReader(file)
+        except csv.Error as error:
+            raise DataError(f"--task {path}: is not a CSV file ({error})") from error
+
+
+READERS = {".parquet": _parquet, ".jsonl": _jsonl, ".json": _json, ".csv": _csv}
+
+
+def _hub(config: Config, notes: list[str]) -> Iterator[dict]:
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise DataError(
+            f"--task {config.task}: a hub dataset needs the datasets library; pip install 'vipfast[tasks]'"
+        ) from error
+    name, _, wanted = config.task.partition(":")
+    try:
+        names = datasets.get_dataset_config_names(name)
+        if wanted and wanted not in names:
+            raise DataError(f"--task {config.task}: there is no configuration {wanted!r}; {name} has {', '.join(names)}")
+        chosen = wanted or ("main" if "main" in names else names[0])
+        found = datasets.load_dataset(name, chosen, split=config.task_split)
+    except (datasets.exceptions.DatasetsError, OSError, RuntimeError) as error:
+        raise _unloadable(config, error) from error
+    except ValueError as error:
+        if isinstance(error, DataError):
+            raise
+        raise _unloadable(config, error) from error
+    if len(names) > 1 and not wanted:
+        others = ", ".join(other for other in names if other != chosen)
+        notes.append(f"configuration {chosen} of {name}; the others are {others} (--task {name}:CONFIG)")
+    return (row for batch in found.with_format("arrow").iter(ROWS_AT_ONCE) for row in batch.to_pylist())
+
+
+def _unloadable(config: Config, error: Exception) -> DataError:
+    first = str(error).strip().split("\n")[0] or type(error).__name__
+    return DataError(
+        f"--task {config.task}: the datasets library cannot load it, split {config.task_split!r} ({first}); check name and "
+        "--task-split, or download a file and give its path"
+    )
