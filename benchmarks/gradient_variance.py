@@ -191,8 +191,7 @@ class Sampler:
             self.waiting += [(request.slot, request.first_index + k) for k in range(request.count)]
 
     def step(self) -> list[Finished]:
-        rows, self.waiting = self.waiting, []
-        logp = np.zeros(1, np.float32)
+        (rows, self.waiting), logp = (self.waiting, []), np.zeros(1, np.float32)
         return [Finished(slot, k, self.draw_BN[slot, k : k + 1], logp, Finish.STOP) for slot, k in rows]
 
     def grade(self, prompts, finished: list[Finished]) -> Grades:

@@ -128,9 +128,7 @@ def full_disk_told(run_dir: str | Path, what: str) -> Iterator[None]:
 
 
 def newest_complete(run_dir: str | Path) -> Path | None:
-    """The complete checkpoint with the highest step, or None. Damaged newer ones are passed over with a warning, which Python
-    shows once however often they are.
-    """
+    """The complete checkpoint with the highest step, or None. Damaged newer ones are passed over, with one warning in all."""
     atomic.settle(_folder(run_dir))
     passed_over = []
     for path in _steps(run_dir):

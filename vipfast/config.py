@@ -18,7 +18,7 @@ class Config:
     """Where prompts come from: arithmetic (embedded), a .parquet/.jsonl/.json/.csv file or a folder of such, a hub dataset id
     (owner/name, or owner/name:CONFIG), or reasoning_gym:NAME, where NAME*2+OTHER mixes several two to one."""
     task_split: str = "train"
-    """Split of a hub dataset to train on; of a folder, the files whose names begin with it, if any do."""
+    """Split of a hub dataset to train on; of a folder, the files named after it, themselves or by folder."""
     task_size: int = 2048
     """Problems that a reasoning_gym task generates, from --seed; a tenth of them, at most --heldout-prompts, is held out."""
     task_options: str | None = None
@@ -146,9 +146,10 @@ class Config:
     the verifier, by which success, evaluation and allocation go; the loss sees the weighted sum."""
     reward_weights: tuple[float, ...] = ()
     """Weight of each --reward, the verifier's first; 1 each unless given."""
-    reward_timeout: float = 10.0
-    """Seconds that grading one completion may take in a worker process: past it a maths answer is wrong, and a completion that
-    a reward of your own was asked about is unscored, an error of --max-reward-errors."""
+    reward_timeout: float | None = None
+    """Seconds that grading one completion may take: past it a maths answer is wrong, a program fails what is left of its tests,
+    and a completion that a reward of your own was asked about is unscored, an error of --max-reward-errors; 10 unless given,
+    but for the tests of a program together 20 times --code-timeout."""
     reward_workers: int | None = None
     """Worker processes that grade at a time; as many as there are cores (at most 16), shared by the processes of a run, unless
     given."""

@@ -213,3 +213,65 @@ def test_an_unreadable_evaluation_json_is_named(tmp_path):
 )
 def test_folders_are_named_after_model_and_tasks(text, name):
     assert short_name(text) == name
+
+
+def folder_of(name, *files):
+    """A folder with a problem in each file."""
+    Path(name).mkdir()
+    for file in files:
+        path = Path(name, file)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"prompt": f"copy {file} =", "answer": file}) + "\n")
+    return name
+
+
+def test_a_folder_is_evaluated_on_its_test_split_where_it_has_one():
+    both, train, none = (
+        folder_of("both", "test-0.jsonl", "train-0.jsonl"),
+        folder_of("train-only", "train.jsonl"),
+        folder_of("none", "a.jsonl"),
+    )
+    asked = parse(["--task", both, train, none, f"{both}/train-0.jsonl", "arithmetic"])
+    assert asked.task_splits == ("test", "train", "train", "train", "train")
+    assert [config.task_split for config in asked.configs] == list(asked.task_splits)
+    assert asked.config.task_split == "test" and asked.decisive["task_split"] == list(asked.task_splits)
+    assert asked.notes[0] == "both: --task-split test, as it has one"
+    assert asked.notes[1].startswith("train-only: --task-split train, as test cannot be read (")
+    assert len(asked.notes) == 3
+    given = parse(["--task", both, "--task-split", "train"])
+    assert (given.task_splits, given.decisive["task_split"], given.notes) == (("train",), "train", ())
+
+
+def test_a_runs_own_split_stays_unless_another_task_is_named():
+    folder = folder_of("both", "test-0.jsonl", "train-0.jsonl")
+    make_run("run", task=folder, task_split="train")
+    assert parse(["--model", "run"]).task_splits == ("train",)
+    assert parse(["--model", "run", "--task", folder]).task_splits == ("test",)
+
+
+def test_a_hub_dataset_is_evaluated_on_its_test_split_where_it_has_one(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    there, seen = ["train", "test"], []
+
+    def load(name, configuration, split):
+        seen.append(split)
+        if split not in there:
+            raise ValueError(f"Unknown split {split!r}")
+        return datasets.Dataset.from_list([{"question": "q", "answer": "a"}])
+
+    monkeypatch.setattr(datasets, "get_dataset_config_names", lambda name: ["main"])
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert parse(["--task", "owner/name"]).task_splits == ("test",) and seen == ["test"]
+    there.remove("test")
+    asked = parse(["--task", "owner/name"])
+    assert asked.task_splits == ("train",) and "Unknown split" in asked.notes[0]
+
+
+def test_options_that_change_no_sample_are_no_part_of_an_evaluation():
+    plain, other = (parse(["--output-dir", "out", *more]) for more in ([], ["--reward-workers", "3", "--reward-timeout", "7"]))
+    assert plain.decisive == other.decisive
+    folder = open_folder(plain, [])
+    record = json.loads((folder / "evaluation.json").read_text())
+    record["options"] |= {"reward_workers": 5, "threads": 2}  # of a time when they were written down
+    (folder / "evaluation.json").write_text(json.dumps(record))
+    assert open_folder(other, []) == folder

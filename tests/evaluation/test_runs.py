@@ -18,6 +18,8 @@ from vipfast.engine import vllm_launch
 from vipfast.evaluation import command
 from vipfast.evaluation.samples import Samples
 from vipfast.policy import load_policy
+from vipfast.tools import engine as tools_engine
+from vipfast.tools.calls import Call
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ["--device", "cpu", "--threads", "1"]
@@ -216,3 +218,50 @@ def test_weights_or_prompts_that_changed_in_their_place_are_refused(capsys, trai
 def test_a_training_runs_folder_is_not_written_into(capsys, trained):
     assert evaluate("--samples", 1, "--max-prompts", 1, "--output-dir", trained / "full") == 2
     assert "already holds something else (config.yaml, metrics.jsonl)" in capsys.readouterr().err
+
+
+def own_reward(body):
+    """A module mine with ``body`` in its reward, in a package whose own file must not be run here."""
+    Path("pack").mkdir(exist_ok=True)
+    Path("pack/__init__.py").write_text("import sys\nassert 'vipfast.evaluation.run' not in sys.modules\n")
+    Path("pack/mine.py").write_text(f"def reward(completions, answers, metadata):\n    {body}\n")
+
+
+def test_a_reward_that_changed_in_its_place_is_refused(capsys, own_tasks):
+    own_reward("return [0.25]")
+    options = ["--task", own_tasks[0], "--samples", 1, "--max-prompts", 3, "--reward", "pack.mine:reward"]
+    assert evaluate(*options, "--output-dir", "out") == 0
+    assert results("out")["average"]["reward"]["value"] == 0.25
+    assert evaluate(*options, "--output-dir", "out", "--reward-workers", 1, "--reward-timeout", 20) == 0
+    own_reward("return [0.75]")
+    assert evaluate(*options, "--output-dir", "out") == 2
+    told = "holds another evaluation: the file of --reward pack.mine:reward is no longer the one it began with. Give another"
+    assert told in capsys.readouterr().err
+
+
+def test_a_reward_that_fails_is_mended_and_started_again(capsys, own_tasks):
+    own_reward("raise ValueError('no')")
+    options = ["--task", own_tasks[0], "--samples", 1, "--max-prompts", 3, "--reward", "pack.mine:reward"]
+    assert evaluate(*options, "--max-reward-errors", 2) == 1
+    assert capsys.readouterr().err.endswith("; mend the reward and start again\n")
+    own_reward("return [1.0]")
+    assert evaluate(*options) == 0
+    (finished,) = Path("evals").glob("*/results.json")
+    assert results(finished.parent)["tasks"][own_tasks[0]]["unscored"] == 0
+
+
+def test_what_rollouts_did_with_tools_is_written_down_and_told(monkeypatch, capsys, own_tasks):
+    """Every turn that ends by itself asks the calculator, as far as there is room."""
+    asks = Call("calculator", {"expression": "1 + 1"})
+    monkeypatch.setattr(tools_engine, "calls", lambda text: [asks])
+    options = ["--task", own_tasks[0], "--samples", 2, "--max-prompts", 4, "--tools", "calculator", "--max-turns", 2]
+    options += ["--max-new-tokens", 120, "--max-tool-tokens", 60, "--output-dir", "out"]
+    assert evaluate(*options) == 0
+    uses = [json.loads(line)["tools"] for line in Path("out/samples.jsonl").read_text().splitlines()]
+    assert all(use.keys() == {"turns", "calls", "errors", "found"} for use in uses)
+    tools = results("out")["tasks"][own_tasks[0]]["tools"]
+    assert tools["calls_mean"] == np.mean([use["calls"] for use in uses]) > 0
+    assert tools["turns_mean"] == np.mean([use["turns"] for use in uses]) > 1 and tools["errors_frac"] == 0
+    before = Path("out/results.json").read_bytes()
+    assert "tools: turns mean" in capsys.readouterr().out
+    assert evaluate(*options) == 0 and Path("out/results.json").read_bytes() == before

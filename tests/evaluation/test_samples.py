@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vipfast.engine.base import ToolUse
 from vipfast.errors import CheckpointError, UsageError
 from vipfast.evaluation.samples import Sample, Samples
 
 CHUNKS = [[("t", "p0"), ("t", "p1")], [("t", "p2")], [("u", "p0"), ("u", "p3")]]
 NUM = 2
+USED = {"turns": 2, "calls": 1, "errors": 0, "found": ["g", "ü"]}
 TEXTS = ["", "plain", "ünï\u2028code\n", "half a pair \ud800", "\x00\x1b[2J"]
 
 
@@ -55,6 +57,14 @@ def test_what_was_appended_is_read_again_text_for_text(path):
     assert [json.loads(row)["text"] for row in whole.splitlines()[:2]] == TEXTS[:2]
 
 
+def test_what_a_rollout_did_with_tools_is_read_again(path):
+    store = Samples(path, CHUNKS, NUM)
+    store.append([*lines(CHUNKS[0])[:3], line("t", "p1", 1, tools=USED)])
+    assert store.rows[3].use == ToolUse(2, 1, 0, found=("g", "ü"))
+    store.close()
+    assert opened(path).rows == store.rows
+
+
 def test_every_length_of_a_torn_file_is_cut_to_whole_chunks_and_goes_on(path):
     whole = written(path)
     ends = [0]
@@ -89,6 +99,12 @@ def test_every_length_of_a_torn_file_is_cut_to_whole_chunks_and_goes_on(path):
         (dict(text=None), "wrong kind"),
         (dict(more=1), "keys"),
         (dict(reward=float("nan")), "no JSON"),
+        (dict(tools=None), "wrong kind"),
+        (dict(tools=USED | {"calls": -1}), "wrong kind"),
+        (dict(tools=USED | {"turns": True}), "wrong kind"),
+        (dict(tools=USED | {"found": "g"}), "wrong kind"),
+        (dict(tools=USED | {"found": [1]}), "wrong kind"),
+        (dict(tools=USED | {"seconds": 1.0}), "wrong kind"),
     ],
     ids=str,
 )

@@ -4,16 +4,19 @@ import json
 import threading
 import time
 
+import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vipfast.config import Config
 from vipfast.errors import DataError, UsageError
 from vipfast.rewards import code
-from vipfast.rewards.code import Code, passes, program, same_text, same_value
+from vipfast.rewards.choose import choose_reward
+from vipfast.rewards.code import Code, passes, same_text, same_value
 from vipfast.sandbox import Output, SandboxError
 from vipfast.trainer import Trainer
+from vipfast.types import Prompt
 
 STDIN = {"kind": "stdin", "tests": [{"input": f"{n}\n", "output": f"{n * n}\n"} for n in (0, 1, 3, 5)]}
 CALL = {
@@ -43,47 +46,6 @@ def rate():
 
 def grade(reward, source, metadata):
     return reward([fenced(source)], [None], [metadata])[0]
-
-
-@pytest.mark.parametrize(
-    ("completion", "source"),
-    [
-        ("```python\nprint(1)\n```", "print(1)"),
-        ("```py\nprint(1)\n```\n", "print(1)"),
-        ("``` Python3\nprint(1)\n```", "print(1)"),
-        ("first\n```python\nprint(1)\n```\nbetter\n```python\nprint(2)\n```", "print(2)"),
-        ("```python\nprint(1)\n```\nwhich prints\n```\n1\n```", "print(1)"),
-        ("```\nprint(1)\n```", "print(1)"),
-        ("```text\nprint(1)\n```", None),
-        ("```python\nprint(1)\n```\n```bash\nls\n```", "print(1)"),
-        ("print(1)", None),
-        ("", None),
-        ("```python\nprint(1)", None),
-        ("```python\nprint(1)\n```\nor\n```python\nprint(2)", "print(1)"),
-        ("```python\nprint(1)\n```python\nprint(2)\n```", "print(2)"),
-        ("1. So:\n   ```python\n   if 1:\n       print(1)\n   ```", "if 1:\n    print(1)"),
-        ("<think>```python\nprint(1)\n```</think>\n```python\nprint(2)\n```", "print(2)"),
-        ("<think>\n```python\nprint(1)\n```\n</think> I do not know.", None),
-        ("<think>\n```python\nprint(1)\n```", None),
-        ("```python\n```", ""),
-    ],
-)
-def test_program_is_the_last_closed_python_block_outside_the_thinking_part(completion, source):
-    assert program(completion) == source
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.sampled_from(["```", "python", "\n", "<think>", "</think>", "x = 1", " ", "`", "\r", "\0"]), max_size=40))
-@example(["```python\n"] * 3)
-def test_any_text_has_a_program_or_none(parts):
-    found = program("".join(parts))
-    assert found is None or "\n```\n" not in f"\n{found}\n"
-
-
-def test_a_text_full_of_fences_is_read_in_linear_time():
-    start = time.perf_counter()
-    program("```python\n" * 200_000), program("```\n" * 200_000), program("<think>" * 200_000)
-    assert time.perf_counter() - start < 5
 
 
 @pytest.mark.parametrize(
@@ -211,11 +173,72 @@ def test_no_tests_are_unscored_and_no_program_is_zero(reward):
     assert reward([fenced("print(1)")], [None], [{}])[0].reward is None
 
 
+def prompts(*metadata) -> list[Prompt]:
+    return [Prompt(f"{i}", f"problem {i}", np.zeros(1), None, each) for i, each in enumerate(metadata)]
+
+
+HIDDEN = {"kind": "stdin", "tests": [], "hidden_tests": STDIN["tests"]}
+
+
+def test_prompts_without_tests_are_told_before_anything_runs(reward):
+    assert reward.check_golds(prompts(STDIN, CALL, HIDDEN | {"use_hidden": True}), 0) == []
+    (note,) = reward.check_golds(prompts(STDIN, {}, CALL, HIDDEN), 0)
+    assert note.startswith("warning: 2 of 4 prompts have no tests, e.g. 'problem 1'") and "unscored" in note
+    with pytest.raises(DataError, match=r"3 of 3 prompts have no tests.*kind .*tests.*public_test_cases"):
+        reward.check_golds(prompts({}, {"tests": []}, HIDDEN), 0)
+    with pytest.raises(DataError, match="tests of kind 'file'"):
+        reward.check_golds(prompts(STDIN, STDIN | {"kind": "file"}), 0)
+
+
+def test_a_run_that_could_grade_nothing_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch):
+    path = tmp_path / "sums.jsonl"
+    path.write_text("\n".join(json.dumps({"question": f"{n} + 1 =", "answer": f"#### {n + 1}"}) for n in range(40)))
+    monkeypatch.setattr("vipfast.trainer.load_policy", lambda config: pytest.fail("a model was loaded"))
+    common = dict(prompts_per_step=4, device="cpu", threads=1, reward=("code",), reward_workers=1, allocator="uniform")
+    with pytest.raises(DataError, match="--reward code: 40 of 40 prompts have no tests"):
+        Trainer(Config(task=str(path), output_dir=str(tmp_path / "file"), **common))
+    with pytest.raises(DataError, match="--reward code: 40 of 40 prompts have no tests"):
+        Trainer(Config(output_dir=str(tmp_path / "own"), **common), prompts=[f"{n} + 1 =" for n in range(40)])
+
+
 def test_time_out_is_zero_counted_and_ends_the_share(rate):
     slow = {"kind": "stdin", "tests": [{"input": str(n), "output": str(n)} for n in range(40)]}
     start = time.monotonic()
     verdict = grade(rate, "n = input()\nwhile n == '2':\n    pass\nprint(n)", slow)
     assert verdict.reward == 2 / 40 and verdict.timed_out and time.monotonic() - start < 8
+
+
+@pytest.mark.parametrize(("shape", "earned"), [("all", 0.0), ("rate", None)])
+def test_tests_of_a_completion_share_a_time_whose_end_is_counted(shape, earned):
+    """Each test passes well within its own time, so that nothing but the completion's bounds them."""
+    tests = {"kind": "stdin", "tests": [{"input": "1", "output": "1"}] * 12}
+    reward = choose_reward(Config(reward=("code",), code_reward=shape, reward_timeout=1.0, reward_workers=1), "exact")
+    start = time.monotonic()
+    slow, quick = reward(
+        [fenced("import time\ntime.sleep(0.3)\nprint(input())"), fenced("print(input())")], [None] * 2, [tests] * 2
+    )
+    assert time.monotonic() - start < 3 and slow.timed_out and slow.error is None
+    assert slow.reward == earned or (earned is None and 1 / 12 <= slow.reward <= 3 / 12)
+    assert quick.reward == 1 and not quick.timed_out
+    reward.close()
+
+
+def test_time_of_a_completion_leaves_room_for_forty_tests(reward, monkeypatch):
+    """At half of each test's time by default; every run is given what is left, at most a test's own."""
+    clock, given = [0.0], []
+
+    def run(source, stdin, limits):
+        given.append(limits.wall_s)
+        clock[0] += 2.5
+        return Output(stdin, "", "exit")
+
+    monkeypatch.setattr(code.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(reward._sandbox, "run", run)
+    forty = {"kind": "stdin", "tests": [{"input": "1", "output": "1"}] * 40}
+    assert reward._grade(fenced(""), forty).reward == 1 and given == [5.0] * 39 + [2.5]
+    given.clear()
+    verdict = reward._grade(fenced(""), forty | {"tests": forty["tests"] + forty["tests"][:1]})
+    assert verdict.reward == 0 and verdict.timed_out and len(given) == 40
 
 
 def test_a_sandbox_that_fails_is_unscored_with_its_reason(reward, monkeypatch):

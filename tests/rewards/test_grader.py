@@ -6,6 +6,8 @@ import pytest
 from vipfast.engine.base import Finished
 from vipfast.errors import RewardError
 from vipfast.rewards import exact
+from vipfast.rewards.base import Verdict
+from vipfast.rewards.combined import Combined
 from vipfast.rewards.grader import Grader
 from vipfast.tasks import arithmetic
 from vipfast.types import ZERO_ONE, Finish, Prompt, RewardRange, Tally
@@ -130,3 +132,16 @@ def test_truncated_zeros_widen_a_range_without_zero():
     for low, high in ((1, 1), (2, 1), (0, float("inf"))):
         with pytest.raises(ValueError, match="finite low < high"):
             RewardRange(low, high)
+
+
+@pytest.mark.parametrize("binary_at", [None, 0.5])
+def test_what_any_reward_cannot_grade_counts_for_no_one(binary_at):
+    row = {"a": (1.0, 0.5), "b": (1.0, None), "c": (None, 0.5), "d": (0.0, 0.5)}
+    parts = [("verifier", 1.0), ("other", 2.0)]
+    rewards = [lambda c, a, m, i=i: [Verdict(row[text][i]) for text in c] for i in range(2)]
+    combined = Combined([(name, reward, weight) for reward, (name, weight) in zip(rewards, parts)])
+    grader = Grader(combined, Decoder(), binary_at=binary_at)
+    grades = grader.grade([Prompt("u", "p", np.array([1]), "gold", {})] * 4, finished(*row))
+    np.testing.assert_array_equal(grades.reward, [2.0, np.nan, np.nan, 1.0])
+    np.testing.assert_array_equal(grades.verified, [1.0, np.nan, np.nan, 0.0])
+    assert grader.part_sums().tolist() == [[1.0, 2.0], [1.0, 2.0]], "nor for the parts' means"

@@ -66,3 +66,19 @@ def test_any_text_scores_within_bounds_and_a_right_one_exactly_1(text, gold):
         assert value is None if not golds(gold) else 0 <= value <= 1
         if right := golds(gold):
             assert score(reward, f"<answer>{right[0]}</answer>", gold) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("<answer>a</answer> or <answer>b</answer>", "b"),
+        ("<answer>a <answer>b</answer>", "b"),
+        ("<answer>a</answer></answer>", "a"),
+        ("<answer>a</answer> <answer>cut off", "a"),
+        ("<answer></answer> c", ""),
+        ("</answer><answer>\nAnswer: d", "d"),
+        ("</answer> e", "</answer> e"),
+    ],
+)
+def test_the_last_tag_that_closes_counts(text, found):
+    assert answer_of(text) == found

@@ -32,16 +32,47 @@ def write(folder, **files):
     return folder
 
 
-def test_a_folder_is_its_files_by_name_and_a_split_those_that_begin_with_it(tmp_path):
+def test_a_folder_is_its_files_by_name_and_a_split_those_named_after_it(tmp_path):
     write(tmp_path, b_jsonl=[{"x": 2}], a_jsonl=[{"x": 1}])
     assert rows(tmp_path) == [{"x": 1}, {"x": 2}]
     write(tmp_path, **{"train-0_jsonl": [{"x": 3}], "test-0_jsonl": [{"x": 4}], "data/train-1_jsonl": [{"x": 5}]})
     (tmp_path / "README.md").write_text("no data")
     assert rows(tmp_path, notes := []) == [{"x": 5}, {"x": 3}]
-    assert notes == ["2 of 5 files read: those that begin with 'train' (--task-split)"]
+    assert notes == ["2 of 5 files read: those named after 'train' (--task-split)"]
     assert rows(tmp_path, task_split="test") == [{"x": 4}]
-    with pytest.raises(DataError, match="--task-split dev: no file of .* begins with it; there are a.jsonl, b.jsonl, "):
+    with pytest.raises(DataError, match="--task-split dev: no file of .* is named after it, nor .* there are a.jsonl, b"):
         rows(tmp_path, task_split="dev")
+
+
+# files of train, of test, and of others
+SPLIT_FILES = {
+    "MATH": (["train/algebra/1", "train/geometry/2"], ["test/algebra/1"], []),
+    "configurations": (["main/train-0", "socratic/train-0"], ["main/test-0"], ["main/validation-0"]),
+    "last words": (["math_train"], ["math_test"], ["math-dev", "math"]),
+    "other words": (["Training/a"], ["TEST"], ["Validation/a"]),
+    "both": (["test_tubes/train-0"], ["train/sub/test-0"], []),
+}
+
+
+@pytest.mark.parametrize("kind", SPLIT_FILES)
+def test_a_split_never_reads_the_files_of_another(tmp_path, kind):
+    names = sum(SPLIT_FILES[kind], [])
+    write(tmp_path, **{f"{name}_jsonl": [{"of": name}] for name in names})
+    for split, wanted in zip(("train", "test"), SPLIT_FILES[kind]):
+        assert rows(tmp_path, notes := [], task_split=split) == [{"of": name} for name in wanted]
+        assert notes == [f"{len(wanted)} of {len(names)} files read: those named after {split!r} (--task-split)"]
+
+
+@pytest.mark.parametrize("name", ["test-0", "data/validation/x", "gsm8k_test", "dev/1", "Test.en"])
+def test_a_folder_of_other_splits_is_no_training_data(tmp_path, name):
+    write(tmp_path, **{f"{name}_jsonl": [{"x": 1}], "extra_jsonl": [{"x": 2}]})
+    with pytest.raises(DataError, match=f"--task-split train: no file of .* is named after it.* there are .*{name}.jsonl"):
+        rows(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["latest", "contest_of_2024", "protest/x", "devices", "evaluated"])
+def test_a_word_that_holds_a_splits_name_is_none(tmp_path, name):
+    assert rows(write(tmp_path, **{f"{name}_jsonl": [{"x": 1}]})) == [{"x": 1}]
 
 
 def test_folders_without_one_format_are_refused(tmp_path):
@@ -107,7 +138,7 @@ VALUES = st.recursive(
 MESSAGES = st.lists(st.fixed_dictionaries({}, optional={"role": VALUES, "content": VALUES}), max_size=2)
 COLUMNS = (
     "prompt question problem answer solution final_answer question_content public_test_cases private_test_cases starter_code "
-    "metadata level type subject data_source year id unique_id"
+    "metadata level type subject data_source year id unique_id context image images modality ability contest_date"
 ).split()
 ROW = st.dictionaries(st.sampled_from(COLUMNS), VALUES | MESSAGES, max_size=6) | st.fixed_dictionaries(
     {"prompt": VALUES | MESSAGES, "reward_model": VALUES | st.fixed_dictionaries({"ground_truth": VALUES})}

@@ -37,6 +37,11 @@ CALCULATOR = Calculator()
         ("factorial(20)", "2432902008176640000"),
         ("comb(10, 3) + gcd(12, 18)", "126"),
         ("1e3", "1000"),
+        ("12345678901234567.5 - 12345678901234567", "0.5"),  # a float has no such half
+        ("0.1000000000000000055 - 0.1", "11/2000000000000000000 ≈ 5.5e-18"),
+        ("123456789012345678901234567890.25 * 4", "493827156049382715604938271561"),
+        ("1_0.5_0 + 1. + .5 + 1.e2", "112"),
+        ("(1.5\n+ 2.25)", "3.75"),
         ("+".join(["1"] * 120), "120"),
     ],
 )
@@ -56,6 +61,9 @@ def test_worked_examples(expression, value):
         ("factorial(factorial(9))", "too large"),
         ("comb(10**9, 5*10**8)", "too large"),
         ("1e999", "too large"),
+        ("1e999999999", "too large"),
+        ("1e" + "9" * 400, "too large"),
+        ("1e-999999999", "too small"),
         ("exp(1000)", "too large"),
         ("(-8) ** (1/3)", "no real number"),
         ("sqrt(-1)", "error"),
@@ -99,6 +107,13 @@ def test_fractions_are_exact(case):
     assert output.error == (value is None)
     if value is not None:
         assert Fraction(output.text.split(" ≈ ")[0]) == value
+
+
+@given(st.integers(0, 10**40), st.integers(0, 40), st.integers(-60, 60))
+def test_a_decimal_is_what_its_digits_say(digits, places, exponent):
+    whole, rest = divmod(digits, 10**places)
+    output = CALCULATOR(1.0, expression=f"{whole}.{rest:0{places}d}e{exponent}")
+    assert Fraction(output.text.split(" ≈ ")[0]) == Fraction(digits, 10**places) * Fraction(10) ** exponent
 
 
 @settings(deadline=500)

@@ -11,7 +11,7 @@ from vipfast.errors import UsageError
 from vipfast.resolve import resolve
 from vipfast.telemetry.metrics import unknown
 from vipfast.tools import make_tools, with_tools
-from vipfast.tools.use import columns_of, metrics_of, precision
+from vipfast.tools.use import columns_of, metrics_of, retrieved
 from vipfast.types import Finish
 
 CPU = dict(device="cpu", threads=1, output_dir="mine")
@@ -80,11 +80,13 @@ def test_tools_are_made_in_the_order_they_are_named(tmp_path, monkeypatch):
     search.close()
 
 
-def test_precision_by_hand():
-    assert precision(("a", "b", "c", "a"), {"gold_ids": ["a", "x"]}) == 0.5
-    assert precision(("1", "2"), {"supporting": [2]}) == 0.5
+def test_what_searches_found_by_hand():
+    assert retrieved(("a", "b", "c", "a"), {"gold_ids": ["a", "x"]}) == (0.5, 0.5, 0.5)
+    assert retrieved(("1", "2"), {"supporting": [2]}) == (0.5, 1.0, pytest.approx(2 / 3))
+    assert retrieved(("a", "a"), {"gold_ids": ["a", "x", "y", "z"]}) == (1.0, 0.25, pytest.approx(0.4))
+    assert retrieved(("b",), {"gold_ids": ["a"]}) == (0.0, 0.0, 0.0)
     for found, metadata in (((), {"gold_ids": ["a"]}), (("a",), {}), (("a",), {"gold_ids": []}), (("a",), {"supporting": "a"})):
-        assert math.isnan(precision(found, metadata))
+        assert all(map(math.isnan, retrieved(found, metadata)))
 
 
 def row(use):
@@ -100,9 +102,13 @@ def test_metrics_of_a_step_by_hand():
         "tools/calls_mean": 4 / 3,
         "tools/errors_frac": 0.5,
         "tools/precision@3": 0.25,
+        "tools/recall@3": 0.5,
+        "tools/f1@3": pytest.approx(1 / 3),
         "time/tools_s": 1.5,
     }
     assert unknown(metrics) == []
     quiet = metrics_of(columns_of([row(ToolUse(1))], [{}]), 3)
-    assert quiet["tools/errors_frac"] is None and quiet["tools/precision@3"] is None
+    assert quiet["tools/errors_frac"] is None and all(
+        quiet[f"tools/{name}@3"] is None for name in ("precision", "recall", "f1")
+    )
     assert metrics_of(None, 3) == {}

@@ -5,6 +5,7 @@ import pytest
 from dialogue import CONTROL, QWEN_SHAPE, TAGS, chat_tokenizer, plain_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import normalizers
 
 from vipfast.tools.replies import CUT, Replies
 
@@ -73,6 +74,20 @@ def test_no_text_becomes_a_control_token_or_loses_a_letter(text, tokenizer):
     ids = Replies(tokenizer, 1000).plain(text)
     assert not set(ids) & (set(tokenizer.added_tokens_decoder) | set(tokenizer.all_special_ids))
     assert tokenizer.decode(ids) == text.encode("utf-8", "replace").decode()
+
+
+def test_a_tokenizer_that_rewrites_letters_makes_no_control_token_of_them():
+    """NFKC turns full-width letters into plain ones, before tags that are not special are looked for."""
+    tokenizer = chat_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
+    control = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
+    wide = "".join(chr(ord(letter) + 0xFEE0) for letter in TAGS[-1])
+    assert set(tokenizer.encode(wide, add_special_tokens=False)) & control  # left to itself, it does
+    replies = Replies(tokenizer, 100)
+    assert not set(replies.plain(f"4{wide}5")) & control
+    assert [i for i in replies.tokens([wide], tokenizer.eos_token_id) if i in control] == [
+        i for i in replies.tokens(["4"], tokenizer.eos_token_id) if i in control
+    ]
 
 
 def test_a_long_output_keeps_beginning_and_end():

@@ -181,6 +181,7 @@ def test_a_step_of_training_with_searches_tells_their_precision(tmp_path, monkey
     )  # fmt: skip
     assert Trainer(config, prompts=prompts, reward=reward).run() == 0
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert line["tools/precision@2"] == 0.5 and line["tools/errors_frac"] == 0 and line["tools/calls_mean"] > 0
+    assert line["tools/precision@2"] == line["tools/recall@2"] == line["tools/f1@2"] == 0.5
+    assert line["tools/errors_frac"] == 0 and line["tools/calls_mean"] > 0
     rows = parquet.read_table(tmp_path / "run" / "rollouts" / "1.parquet").to_pylist()
     assert any("[1] Twin A\nThe heron nests in reeds.\n\n[2] Twin B" in row["completion"] for row in rows)

@@ -2,12 +2,13 @@
 
 import json
 import threading
+import warnings
 from pathlib import Path
 
 import psutil
 import pyarrow
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
@@ -116,6 +117,13 @@ def test_every_layout_and_a_folder_of_them(tmp_path):
         ("a.jsonl", b'{"text": "x"}\n{', "line 2 is not JSON"),
         ("a.jsonl", b'{"title": "x"}', "row 1 has no text"),
         ("a.jsonl", b"[1]", "row 1 has no text"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": "a\\ud800"}', "a.jsonl: row 2 holds half a surrogate pair"),
+        ("a.jsonl", b'{"text": "x", "title": "\\udc00"}', "a.jsonl: row 1 holds half a surrogate pair"),
+        ("a.jsonl", b'{"text": "x", "id": "\\udc00"}', "a.jsonl: row 1 holds half a surrogate pair"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": "x", "id": ' + b"9" * 5000 + b"}", "a.jsonl: line 2 is not JSON"),
+        ("a.jsonl", b"[" * 100_000, "a.jsonl: line 1 is not JSON"),
+        ("a.jsonl", b'{"text": "x", "id": ' + b"[" * 900 + b"]" * 900 + b"}", "a.jsonl: (row|line) 1 (has a list|is not JSON)"),
+        ("a.jsonl", b'{"text": "x", "title": {"en": "t"}}', "a.jsonl: row 1 has a list or an object as id or title"),
         ("a.txt", b"\xff\xfe", "is not UTF-8"),
         ("a.parquet", b"nothing", "is not a parquet file"),
         ("a.csv", b"text\nx", "no file with passages"),
@@ -126,6 +134,38 @@ def test_a_corpus_that_cannot_be_read_is_named(tmp_path, name, content, message)
     with pytest.raises(DataError, match=f"--search-corpus .*{message}"):
         Search(str(tmp_path / name), 3, tmp_path / "index")
     assert not list((tmp_path / "index").glob("*"))  # nothing half made
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=60), suffix=st.sampled_from(["jsonl", "txt", "parquet"]))
+def test_any_bytes_are_a_corpus_or_end_in_one_error(tmp_path, data, suffix):
+    path = tmp_path / f"c.{suffix}"
+    path.write_bytes(data)
+    try:
+        Search(str(path), 3, tmp_path / "index").close()
+    except DataError as error:
+        assert f"--search-corpus {path}: " in str(error)
+
+
+def test_a_parquet_file_that_breaks_off_is_named(tmp_path):
+    path = tmp_path / "c.parquet"
+    parquet.write_table(pyarrow.table({"text": [f"text {i} " * 50 for i in range(500)]}), path)
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole[:20] + bytes(400) + whole[420:]):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match="--search-corpus .*c.parquet: is not a parquet file"):
+            Search(str(path), 3, tmp_path / "index")
+
+
+def test_ids_that_come_twice_are_said_each_time(tmp_path):
+    rows = [{"id": 5, "text": "plums"}, {"id": "5", "text": "pears"}, {"id": 5, "text": "figs"}, {"text": "quinces"}]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for _ in range(2):  # the second finds the index made
+        with pytest.warns(UserWarning, match="--search-corpus .*c.jsonl: 2 passages have an id that an earlier one has"):
+            Search(str(tmp_path / "c.jsonl"), 3, tmp_path / "index").close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Search(str(CORPUS), 3, tmp_path / "index").close()
 
 
 def test_a_folder_that_cannot_hold_the_index_is_named(tmp_path):

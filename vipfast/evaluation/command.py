@@ -48,8 +48,8 @@ def _prepare(argv: Sequence[str]) -> Evaluation:
     rows = asked.rows_at_once or 4096
     sized = dict(lora_rank=1, prompts_per_step=max(1, rows // asked.samples), output_dir=asked.config.output_dir or "-")
     config, lines = resolve(dataclasses.replace(asked.config, **sized))
-    for task in asked.tasks[1:]:
-        resolve(dataclasses.replace(config, task=task))
+    for task in asked.configs[1:]:
+        resolve(dataclasses.replace(config, task=task.task, task_split=task.task_split))
     print(*asked.notes, *lines, sep="\n", flush=True)
     engine = choose_engine(config, config.device)[0]
     settled = dict(lora_rank=0, prompts_per_step=1, output_dir=asked.config.output_dir, engine=engine)

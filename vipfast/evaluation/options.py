@@ -13,6 +13,7 @@ from vipfast.config_file import load_yaml, read_yaml
 from vipfast.config_rules import flag
 from vipfast.errors import UsageError
 from vipfast.evaluation.model import Source, find
+from vipfast.evaluation.split import default_split
 
 TRAINING = frozenset(
     """lora_rank parallel sleep_level sync_bucket_mb allocator prompts_per_step rollouts_per_prompt min_rollouts max_rollouts
@@ -31,7 +32,7 @@ MACHINE = frozenset(
 OF_THE_TASK = frozenset({"task", "task_split", "prompt_field", "answer_field", "metadata_fields"})
 """Fields that it brings along only where no task is named."""
 
-FREE = frozenset({"output_dir", "threads", "dist_timeout", "vllm_memory", "max_reward_errors"})
+FREE = frozenset("output_dir threads dist_timeout vllm_memory max_reward_errors reward_workers reward_timeout".split())
 """Fields that change no sample, so that an evaluation may go on with others."""
 
 GREEDY_TOP_P = 1e-9
@@ -47,6 +48,8 @@ class Flags(Config):
     task: tuple[str, ...] = ()
     """One or several, each as --task of training: arithmetic (embedded), a file or a hub dataset id. Unless given: what the
     model's own run trained on, else arithmetic."""
+    task_split: str | None = None
+    """Of a folder the files of this split, of a hub dataset its split; test where there is one, else train, unless given."""
     model: str = "starter"
     """What to evaluate: starter (embedded), a run's folder (its final model, else its newest checkpoint), RUN/best,
     RUN/checkpoints/step-N, any from_pretrained folder, LoRA adapters, or a hub model id."""
@@ -60,8 +63,8 @@ class Flags(Config):
     max_prompts: int | None = None
     """Most prompts of a task, a seeded choice; all unless given."""
     by: tuple[str, ...] = ()
-    """Metadata keys to tell apart in tables of their own; level, difficulty, family, size, subject as far as a task has them
-    unless given."""
+    """Metadata keys to tell apart in tables of their own; level, difficulty, family, size, subject, source and year as far as a
+    task has them unless given."""
     rows_at_once: int | None = None
     """Most samples in flight on a process, and written down together: 512, with vLLM 4096, unless given."""
     temperature: float = 1.0
@@ -81,11 +84,13 @@ class Flags(Config):
 @dataclass(frozen=True)
 class Evaluation:
     """Settled options. ``config`` is Config's part, with the first task; ``greedy``: its temperature and nucleus are stand-ins
-    for temperature 0. ``trained_on``: the options of the model's own run. ``notes`` are lines to print first."""
+    for temperature 0. ``task_splits``: each task's. ``trained_on``: the options of the model's own run. ``notes`` are lines to
+    print first."""
 
     config: Config
     source: Source
     tasks: tuple[str, ...]
+    task_splits: tuple[str, ...]
     samples: int
     k: tuple[int, ...]
     split: str
@@ -97,12 +102,20 @@ class Evaluation:
     notes: tuple[str, ...] = ()
 
     @property
+    def configs(self) -> list[Config]:
+        """Of each task."""
+        both = zip(self.tasks, self.task_splits)
+        return [dataclasses.replace(self.config, task=task, task_split=split) for task, split in both]
+
+    @property
     def decisive(self) -> dict:
         """Options that decide what is sampled and how it is graded, by name; evaluations in which they differ share nothing."""
         fields = dataclasses.asdict(self.config)
         kept = {name: value for name, value in fields.items() if name not in TRAINING | FREE | {"task", "model"}}
         kept |= {"temperature": 0.0, "top_p": 1.0} if self.greedy else {}
         kept |= {name: list(value) for name, value in kept.items() if isinstance(value, tuple)}
+        splits = dict.fromkeys(self.task_splits)
+        kept["task_split"] = self.task_splits[0] if len(splits) == 1 else list(self.task_splits)
         own = {"model": self.source.name, "task": list(self.tasks), "samples": self.samples, "split": self.split}
         return own | {"max_prompts": self.max_prompts} | kept
 
@@ -149,13 +162,21 @@ def settle(flags: Flags, source: Source, trained_on: Config | None, notes: list[
     if greedy and flags.top_p != 1:
         raise UsageError(f"--top-p {flags.top_p}: has no effect with --temperature 0; leave one of them out, or --top-p 1")
     kept = {field.name: getattr(flags, field.name) for field in dataclasses.fields(Config) if field.name not in TRAINING}
-    kept |= {"task": tasks[0], "model": source.base} | ({"temperature": 1.0, "top_p": GREEDY_TOP_P} if greedy else {})
+    kept |= {"task": tasks[0], "task_split": flags.task_split or "train", "model": source.base} | (
+        {"temperature": 1.0, "top_p": GREEDY_TOP_P} if greedy else {}
+    )
     # What training asks beyond this is kept out of the way: no schedule, no steps, prompts one by one.
     config = Config(**kept, allocator="uniform", prompts_per_step=1, rollouts_per_prompt=samples, learning_rate=0.0, steps=0)
+    if flags.task_split:
+        splits = (flags.task_split,) * len(tasks)
+    else:
+        splits, told = zip(*(default_split(dataclasses.replace(config, task=task)) for task in tasks))
+        notes = [*notes, *filter(None, told)]
+        config = dataclasses.replace(config, task_split=splits[0])
     k = tuple(sorted(set(flags.k or (*powers, samples))))
     own = {name: getattr(flags, name) for name in ("split", "max_prompts", "rows_at_once")}
     return Evaluation(
-        config, source, tasks, samples, k, by=tuple(dict.fromkeys(flags.by)), greedy=greedy, trained_on=trained_on,
+        config, source, tasks, splits, samples, k, by=tuple(dict.fromkeys(flags.by)), greedy=greedy, trained_on=trained_on,
         notes=tuple(notes), **own,
     )  # fmt: skip
 

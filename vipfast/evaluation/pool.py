@@ -8,10 +8,11 @@ import numpy as np
 from vipfast import streams
 from vipfast.errors import UsageError
 from vipfast.evaluation.options import Evaluation
+from vipfast.evaluation.split import has_splits
 from vipfast.tasks.base import Task, for_evaluation, load_task
 from vipfast.types import Prompt
 
-KNOWN_KEYS = ("level", "difficulty", "family", "size", "subject")
+KNOWN_KEYS = ("level", "difficulty", "family", "size", "subject", "source", "year")
 """Metadata told apart unless --by says otherwise."""
 
 MOST_VALUES = 50
@@ -63,7 +64,8 @@ def choose(asked: Evaluation, config, tokenizer) -> Pool:
         prompts = [prompts[i] for i in np.sort(order[: asked.max_prompts])]
     chosen = f"{len(prompts)} of {found}" if len(prompts) < found else str(found)
     why = " (--split auto)" if asked.split == "auto" else ""
-    notes = [f"{config.task}: {chosen} prompts, {SPLITS[split]}{why}"]
+    of = f" of --task-split {config.task_split}" if has_splits(config.task) else ""
+    notes = [f"{config.task}: {chosen} prompts{of}, {SPLITS[split]}{why}"]
     # A task that training would have nothing to evaluate on is no matter here.
     notes += [f"{config.task}: {note}" for note in task.notes if not note.startswith("nothing is held out")]
     return Pool(config.task, task, for_evaluation(prompts), split, _keys(asked, prompts), tuple(notes))
@@ -97,6 +99,4 @@ def _keys(asked: Evaluation, prompts: list[Prompt]) -> tuple[str, ...]:
     num_values = {key: len({level_of(prompt, key) for prompt in prompts} - {None}) for key in candidates}
     if asked.by:
         return tuple(key for key in asked.by if num_values.get(key))
-    few = [key for key in candidates if 2 <= num_values[key] <= MOST_VALUES]
-    known = [key for key in KNOWN_KEYS if key in few]
-    return tuple(known or sorted(few, key=num_values.get)[:1])
+    return tuple(key for key in KNOWN_KEYS if 2 <= num_values.get(key, 0) <= MOST_VALUES)

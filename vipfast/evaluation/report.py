@@ -6,6 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from vipfast.evaluation.results import score_names
 from vipfast.telemetry.history import clock, number
 
 WIDTH, WIDE = 112, 100
@@ -33,29 +34,43 @@ def show(results: dict[str, Any], took: str, folder: str, console: Console | Non
 
 def _show_task(console: Console, name: str, task: dict, ks: list[int], samples: int) -> None:
     mean, counts = task["scores"][f"mean@{samples}"], f"{task['num_prompts']} prompts × {samples} samples"
-    _line(console, f"\n{name}: mean@{samples} {_cell(mean)} over {counts}")
+    reward = f", reward {_cell(task['scores']['reward'])}" if "reward" in _names(task["scores"], samples) else ""
+    _line(console, f"\n{name}: mean@{samples} {_cell(mean)}{reward} over {counts}")
     table = _table("k", "pass@k", "95 %", "maj@k", "95 %")
     for k in ks:
         table.add_row(str(k), *_pair(task["scores"][f"pass@{k}"]), *_pair(task["scores"][f"maj@{k}"]))
     console.print(table)
     tokens, total = task["tokens"], task["samples"]
+    wrong = {"unscored": ", counted as wrong"}
     told = [
-        f"{task[kind]} {kind} ({100 * task[kind] / total:.1f} %)" for kind in ("unscored", "truncated", "lost") if task[kind]
+        f"{task[kind]} {kind} ({100 * task[kind] / total:.1f} %){wrong.get(kind, '')}"
+        for kind in ("unscored", "truncated", "lost")
+        if task[kind]
     ]
     lengths = (
         f"tokens {tokens['mean']:.1f} mean, {tokens['median']:.0f} median, {tokens['p95']:.0f} at 95 %, {tokens['max']} at most"
     )
     _line(console, "; ".join([*(told or ["none unscored, truncated or lost"]), lengths]))
+    if tools := task.get("tools"):
+        means = (f"{name.replace('_', ' ')} {number(value)}" for name, value in tools.items() if value is not None)
+        _line(console, f"tools: {', '.join(means)}")
     for key, levels in task["by"].items():
-        names = [name for name in (f"{kind}@{samples}" for kind in ("mean", "pass", "maj")) if name in task["scores"]]
+        names = _names(task["scores"], samples)
         _show_rows(console, key, names, [(level, found["num_prompts"], found) for level, found in levels.items()])
 
 
 def _show_summary(console: Console, results: dict, samples: int) -> None:
-    names = [name for name in (f"{kind}@{samples}" for kind in ("mean", "pass", "maj")) if name in results["average"]]
+    names = _names(results["average"], samples)
     rows = [(task, found["num_prompts"], found["scores"]) for task, found in results["tasks"].items()]
     _line(console, "")
     _show_rows(console, "task", names, [*rows, ("average", "", results["average"])])
+
+
+def _names(scores: dict, samples: int) -> list[str]:
+    """The scores to tell; the mean reward where it is not the share of right samples."""
+    names = [name for name in score_names(samples) if name in scores]
+    reward, right = scores["reward"], scores[f"mean@{samples}"]
+    return names if reward is None or reward["value"] != right["value"] else [name for name in names if name != "reward"]
 
 
 def _show_rows(console: Console, head: str, names: list[str], rows: list[tuple[str, Any, dict]]) -> None:
@@ -89,7 +104,7 @@ def _pair(score: dict | None) -> tuple[str, str]:
     return number(score["value"]), "–" if score["low"] is None else f"{score['low']:.3f} – {score['high']:.3f}"
 
 
-def _cell(score: dict) -> str:
+def _cell(score: dict | None) -> str:
     value, bounds = _pair(score)
     return value if bounds == "–" else f"{value} ({bounds})"
 

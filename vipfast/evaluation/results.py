@@ -11,6 +11,7 @@ from vipfast.evaluation.options import Evaluation
 from vipfast.evaluation.pool import Pool, level_of
 from vipfast.evaluation.samples import Sample
 from vipfast.evaluation.scores import interval, majority_B, pass_B
+from vipfast.tools.use import columns_of, metrics_of
 
 Score = dict[str, float | None] | None
 """{"value", "low", "high"}, the last two None where there is no interval; None where the score means nothing."""
@@ -27,10 +28,7 @@ def results(asked: Evaluation, pools: Sequence[Pool], rows: Sequence[Sample]) ->
         columns.append(values)
         first += num
     # The mean of the tasks' scores, each task alike, whatever its number of prompts.
-    together = {
-        name: None if any(values[name] is None for values in columns) else [v[name] for v in columns] for name in columns[0]
-    }
-    average = {name: None if values is None else _score(asked.config.seed, *values) for name, values in together.items()}
+    average = {name: _score(asked.config.seed, *(values[name] for values in columns)) for name in columns[0]}
     own = {"k": list(asked.k), "by": list(asked.by)}
     return {"config": asked.decisive | own, "versions": _versions(asked), "tasks": tasks, "average": average}
 
@@ -42,7 +40,7 @@ def _of_task(asked: Evaluation, pool: Pool, rows: Sequence[Sample]) -> tuple[dic
     finish = np.array([row.finish for row in rows]).reshape(shape)
     tokens = np.array([row.tokens for row in rows]).reshape(shape)
     answers = [[row.answer for row in rows[i : i + shape[1]]] for i in range(0, len(rows), shape[1])]
-    values = {f"mean@{shape[1]}": right_BN.mean(1)}
+    values = {f"mean@{shape[1]}": right_BN.mean(1), "reward": _mean_scored(rewards)}
     values |= {f"pass@{k}": pass_B(right_BN, k) for k in asked.k}
     has_answers = getattr(pool.task.reward, "has_answers", False)
     values |= {f"maj@{k}": majority_B(right_BN, answers, k) if has_answers else None for k in asked.k}
@@ -61,7 +59,7 @@ def _of_task(asked: Evaluation, pool: Pool, rows: Sequence[Sample]) -> tuple[dic
     return {
         "split": pool.split,
         "num_prompts": shape[0],
-        "scores": {name: _of_values(asked, column) for name, column in values.items()},
+        "scores": {name: _score(asked.config.seed, column) for name, column in values.items()},
         "by": {key: _by(asked, pool, key, values) for key in pool.keys},
         "samples": rewards.size,
         "unscored": int(np.isnan(rewards).sum()),
@@ -72,6 +70,7 @@ def _of_task(asked: Evaluation, pool: Pool, rows: Sequence[Sample]) -> tuple[dic
             **{name: float(np.quantile(tokens, q)) for name, q in (("median", 0.5), ("p95", 0.95))},
             "max": int(tokens.max()),
         },
+        **({"tools": _of_tools(asked, pool, rows)} if asked.config.tools else {}),
         "notes": list(pool.notes),
         "prompts": prompts,
     }, values
@@ -84,19 +83,40 @@ def _by(asked: Evaluation, pool: Pool, key: str, values: dict[str, np.ndarray | 
     table = {}
     for level in found:
         mask = np.array([other == level for other in level_B])
-        chosen = {name: values.get(name) for name in (f"{kind}@{asked.samples}" for kind in ("mean", "pass", "maj"))}
-        scores = {name: _of_values(asked, None if column is None else column[mask]) for name, column in chosen.items()}
-        table[str(level)] = {"num_prompts": int(mask.sum()), **{name: scores[name] for name in scores if name in values}}
+        chosen = {name: values[name] for name in score_names(asked.samples) if name in values}
+        scores = {
+            name: _score(asked.config.seed, column if column is None else column[mask]) for name, column in chosen.items()
+        }
+        table[str(level)] = {"num_prompts": int(mask.sum()), **scores}
     return table
 
 
-def _of_values(asked: Evaluation, values_B: np.ndarray | None) -> Score:
-    return None if values_B is None else _score(asked.config.seed, values_B)
+def score_names(num_samples: int) -> list[str]:
+    """The scores of all samples, in the order of tables."""
+    return [f"mean@{num_samples}", "reward", f"pass@{num_samples}", f"maj@{num_samples}"]
 
 
-def _score(seed: int, *values_B: np.ndarray) -> Score:
-    low, high = interval(seed, *values_B) or (None, None)
-    return {"value": float(np.mean([values.mean() for values in values_B])), "low": low, "high": high}
+def _mean_scored(reward_BN: np.ndarray) -> np.ndarray:
+    """float64 [B], mean reward of each prompt's scored samples; NaN where none is scored."""
+    scored_BN = ~np.isnan(reward_BN)
+    with np.errstate(invalid="ignore"):
+        return np.where(scored_BN, reward_BN, 0.0).sum(1) / scored_BN.sum(1)
+
+
+def _of_tools(asked: Evaluation, pool: Pool, rows: Sequence[Sample]) -> dict[str, float | None] | None:
+    """What training logs as tools/*, over all samples; None where all were lost."""
+    columns = columns_of(rows, [prompt.metadata for prompt in pool.prompts for _ in range(asked.samples)])
+    found = metrics_of(columns if columns["turns"].any() else None, asked.config.search_k)
+    return {name.removeprefix("tools/"): value for name, value in found.items() if name.startswith("tools/")} or None
+
+
+def _score(seed: int, *values_B: np.ndarray | None) -> Score:
+    """The mean of the tasks' means over prompts, NaN left out; None where a task has none."""
+    known = [values[~np.isnan(values)] for values in values_B if values is not None]
+    if len(known) < len(values_B) or not all(map(len, known)):
+        return None
+    low, high = interval(seed, *known) or (None, None)
+    return {"value": float(np.mean([values.mean() for values in known])), "low": low, "high": high}
 
 
 def _versions(asked: Evaluation) -> dict[str, str]:

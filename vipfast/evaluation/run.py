@@ -1,6 +1,5 @@
 """An evaluation from settled options to tables: load, sample what is missing, score, show."""
 
-import dataclasses
 import json
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,8 +30,8 @@ def run(asked: Evaluation, ranks: Ranks) -> int:
     tokenizer = load_tokenizer(config)
     with ExitStack() as stack:
         pools = []
-        for task in asked.tasks:
-            pools.append(choose(asked, dataclasses.replace(config, task=task), tokenizer))
+        for task in asked.configs:
+            pools.append(choose(asked, task, tokenizer))
             stack.callback(getattr(pools[-1].task.reward, "close", lambda: None))
         check_keys(asked, pools)
         chunks = make_chunks(asked, pools, placement.num_homes)

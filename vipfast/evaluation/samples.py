@@ -8,20 +8,27 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vipfast.checkpoint import is_full_disk
+from vipfast.engine.base import ToolUse
 from vipfast.errors import CheckpointError, UsageError
 from vipfast.types import Finish
 
 FINISHES = tuple(finish.name.lower() for finish in Finish)
 KEYS = ("task", "uid", "index", "reward", "answer", "finish", "tokens", "text")
+"""Of a line; where there are tools and the rollout was not lost, "tools" too."""
+
+USE = ("turns", "calls", "errors", "found")
+"""Of "tools": all of ``ToolUse`` but the seconds, in which no two evaluations are alike."""
 
 
 class Sample(NamedTuple):
-    """What is remembered of a line; its text stays on the disk. ``reward`` None: unscored; ``answer`` None: none extracted."""
+    """What is remembered of a line; its text stays on the disk. ``reward`` None: unscored; ``answer`` None: none extracted;
+    ``use`` None: no tools, or lost."""
 
     reward: float | None
     answer: str | None
     finish: str
     tokens: int
+    use: ToolUse | None = None
 
 
 class Samples:
@@ -71,7 +78,7 @@ class Samples:
         return end
 
     def append(self, rows: Sequence[dict]) -> None:
-        """Write a chunk's lines (keys of KEYS).
+        """Write a chunk's lines (keys of KEYS, and "tools" where there are tools).
 
         Raises:
             CheckpointError: the disk is full; what was there before can be gone on with.
@@ -87,7 +94,7 @@ class Samples:
                 f"--output-dir {self.path.parent}: the disk is full, so the newest samples were not kept ({error}); free some "
                 "space, then start the same command again to go on"
             ) from error
-        self.rows += [Sample(row["reward"], row["answer"], row["finish"], row["tokens"]) for row in rows]
+        self.rows += map(_sample, rows)
         self.num_chunks += 1
 
     def close(self) -> None:
@@ -99,15 +106,14 @@ class Samples:
             row = json.loads(line, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
             raise self._damaged(number, "it is no JSON") from error
-        if not isinstance(row, dict) or row.keys() != set(KEYS):
+        if not isinstance(row, dict) or row.keys() - {"tools"} != set(KEYS):
             raise self._damaged(number, f"it is no object with the keys {', '.join(KEYS)}")
         found = (row["task"], row["uid"], row["index"])
         if found != wanted or type(row["index"]) is not int:
             raise self._damaged(number, f"sample {wanted[2]} of prompt {wanted[1]} of {wanted[0]} belongs there")
-        sample = Sample(row["reward"], row["answer"], row["finish"], row["tokens"])
-        if not all(_well_formed(sample, row["text"])):
+        if not all(_well_formed(row)):
             raise self._damaged(number, "a value is of the wrong kind")
-        return sample
+        return _sample(row)
 
     def _damaged(self, number: int, why: str) -> UsageError:
         return UsageError(
@@ -116,12 +122,29 @@ class Samples:
         )
 
 
-def _well_formed(sample: Sample, text: object) -> Iterator[bool]:
-    yield sample.reward is None or type(sample.reward) is float and math.isfinite(sample.reward)
-    yield isinstance(sample.answer, str | None)
-    yield sample.finish in FINISHES
-    yield type(sample.tokens) is int and sample.tokens >= 0
-    yield isinstance(text, str)
+def _sample(row: dict) -> Sample:
+    use = None
+    if tools := row.get("tools"):
+        use = ToolUse(tools["turns"], tools["calls"], tools["errors"], found=tuple(tools["found"]))
+    return Sample(row["reward"], row["answer"], row["finish"], row["tokens"], use)
+
+
+def _well_formed(row: dict) -> Iterator[bool]:
+    reward = row["reward"]
+    yield reward is None or type(reward) is float and math.isfinite(reward)
+    yield isinstance(row["answer"], str | None)
+    yield row["finish"] in FINISHES
+    yield _is_count(row["tokens"])
+    yield isinstance(row["text"], str)
+    if "tools" in row:
+        use = row["tools"]
+        yield isinstance(use, dict) and use.keys() == set(USE)
+        yield all(_is_count(use[name]) for name in USE[:3])
+        yield isinstance(use["found"], list) and all(isinstance(id, str) for id in use["found"])
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _refuse(constant: str) -> None:

@@ -16,7 +16,7 @@ from vipfast.evaluation import model
 from vipfast.evaluation.options import Evaluation
 from vipfast.evaluation.pool import Pool
 from vipfast.evaluation.progress import Progress, Watched
-from vipfast.evaluation.samples import Samples
+from vipfast.evaluation.samples import USE, Samples
 from vipfast.placement import Placement
 from vipfast.rewards.grader import Grader
 from vipfast.rollout import sample_uniformly
@@ -77,7 +77,7 @@ def sample_missing(
         for number in range(num_done, len(chunks)):
             pool, prompts = chunks[number]
             if pool.name not in graders:
-                options = dict(truncated=config.truncated, max_errors=config.max_reward_errors)
+                options = dict(truncated=config.truncated, max_errors=config.max_reward_errors, go_on="start again")
                 graders[pool.name] = Grader(pool.task.reward, tokenizer, **options)
             progress.task = pool.name
             rows = _sampled(pool, prompts, asked.samples, engine, Watched(graders[pool.name], progress), tokenizer, placement)
@@ -127,6 +127,7 @@ def _lines(task: str, prompts: Sequence[Prompt], num: int, engine: Engine, grade
                 "finish": row.finish.name.lower(),
                 "tokens": len(row.tokens),
                 "text": text,
+                **({"tools": {key: getattr(row.use, key) for key in USE}} if row.use else {}),
             }
         )
     return lines

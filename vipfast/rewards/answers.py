@@ -1,6 +1,7 @@
 r"""Final answers as text: where a completion's stands, one spelling of it, and what can be told without any algebra.
 
-Everything here is linear in the text, since the text is sampled and nobody stops this process.
+Everything here is linear in the text, since the text is sampled and nobody stops this process: spaces come one at a time once a
+text is tidied, and what repeats is bounded, or ends where the next try begins.
 """
 
 import hashlib
@@ -17,7 +18,11 @@ _LONGEST_SPELLING = 200
 MOST_BOXES = 16
 
 _ANSWER_LINE = re.compile(r"(?:####|(?i:answer)[\s*]{0,9}(?:is\b\s{0,9}:?|:))[\s*]{0,9}(\S.*)")
-_MATHS = re.compile(r"\$\$?([^$]{1,500})\$\$?|\\\(((?:(?!\\\)).){1,500})\\\)|\\\[((?:(?!\\\]).){1,500})\\\]", re.DOTALL)
+_MATHS = re.compile(
+    r"\$\$?([^$]{1,500})\$\$?|(?<!\\)\\\(((?:(?!\\\)|(?<!\\)\\\().){1,500})\\\)|"
+    r"(?<!\\)\\\[((?:(?!\\\]|(?<!\\)\\\[).){1,500})\\\]",
+    re.DOTALL,
+)
 _NUMBER = re.compile(r"(?<![\w.])-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?(?:\s?\\?%)?")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _HEDGE = re.compile(r"\bor\s+[\s$*]*$")
@@ -30,6 +35,7 @@ _SIGNS = {
     "−": "-", "﹣": "-", "‐": "-", "‑": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "⁄": "/", "∕": "/",
     "≤": r"\leq ", "≥": r"\geq ", "≠": r"\neq ", "∞": r"\infty ", "°": r"^\circ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
     "∅": r"\emptyset ", "±": r"\pm ", "π": r"\pi ",
+    "≈": r"\approx ",
 }  # fmt: skip
 _SIGN = re.compile("|".join(_SIGNS))
 _REWRITES = [
@@ -46,14 +52,21 @@ _REWRITES = [
         (r"\\(?:text|mathrm|mbox|textrm)\{\s*\}", ""),
         (r"\s*(?:\\text\{\s*)?(?:per\s?cent(?:age)?|pct)\b\.?\s*\}?$", "%"),
         (r"\{,\}", ","),
-        (r"\\[,;: ]|~|\\q?quad(?![a-z])|\s+", " "),
+        (r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-z])", " "),
         (r"\\frac\s*(\d)\s*(\d)(?!\d)", r"\\frac{\1}{\2}"),
         (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
         (r"(\\frac\{[^{}]*\})\s*(\d)(?!\d)", r"\1{\2}"),
-        (r"(?<=\d) (?=\d{3}(?:[ .,]|$))(?=(?:\d{3}[ ]?)+(?:\.\d+)?$)", ""),  # 1 000 000
-        (r"\^\{?\\circ\}?|\\degree", ""),
+        # \log_2 3 and \sin^2 3: a digit with a bracket of its own is no half of a mixed number
+        (r"(\\(?:log|lg|ln|sin|cos|tan|cot|sec|csc)\s?[_^])\s?(10(?!\d)|\d)", r"\1{\2}"),
+        (r"(?<=\d) (?=\d{3}(?:[ .,]|$))(?=(?:\d{3}[ ]?){1,12}(?:\.\d{1,99})?$)", ""),  # 1 000 000
+        (r"\\varnothing(?![a-z])", r"\\emptyset"),
+        (r"\^\s?(?:\{\s?\\circ\s?\}|\\circ)|\\degree", r"^\\circ"),
     )
 ]
+_OF_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_DEGREES = re.compile(
+    r"((?<![\d.])\d{1,19}(?:\.\d{1,19})?|\\frac\{[^{}]{1,50}\}\{[^{}]{1,50}\}|\\[a-z]{1,9}|[A-Za-z]|\([^()]{1,99}\))\s?\^\\circ"
+)
 _UNITS = {
     name: names.split()[0]
     for names in (
@@ -64,6 +77,7 @@ _UNITS = {
     for name in names.split()
 }
 _NO_UNIT = re.compile(r"\b(?:and|or|not|to|hundred|thousand|million|billion|trillion|dozen|half|halves|thirds?|quarters?)\b")
+_LONGEST_UNIT = 100
 _UNIT = re.compile(
     r"(?<=[\d}.])(?:\s*\\(?:text|mathrm|mbox|textrm)\{\s*([^{}\\$]*?)\.?\s*\}|\s+([A-Za-z]{4,20}(?:\s[A-Za-z]{2,20}){0,3}|"
     r"[A-Za-z]{3}(?:\s[A-Za-z]{2,20}){1,3})|\s+([mgslh])|\s*([A-Za-z]{2,12}))\s*(?:\^\s*\{?([23])\}?)?\.?$"
@@ -100,7 +114,7 @@ def final_answer(completion: str) -> str | None:
         return None
     boxes = dict.fromkeys(boxed(text))
     if boxes or _BOX.search(text):  # a box that never closes was cut off
-        distinct = {spelled(tidy(box)): tidy(box) for box in boxes} if len(boxes) <= MOST_BOXES else {}
+        distinct = {spelled(box): box for box in map(tidy, boxes)} if len(boxes) <= MOST_BOXES else {}
         return ", ".join(distinct.values()) if distinct else None
     if lines := _ANSWER_LINE.findall(text):
         return tidy(re.split(r"[.;]\s", lines[-1], maxsplit=1)[0])
@@ -121,14 +135,23 @@ def gold_answer(answer: str) -> str:
 def tidy(answer: str) -> str:
     """One spelling of what looks the same: Unicode signs and digits as LaTeX, no dollars, thin spaces, sizes or closing dot."""
     if len(answer) > LONGEST:
-        return answer.strip()
+        return _single_spaced(answer)
     text = _SUPERSCRIPT.sub(lambda match: "^{" + match[0].translate(_SUPERSCRIPTS) + "}", answer)
     text = _VULGAR.sub(lambda match: f" {match[0]} ", text)
     text = _SIGN.sub(lambda match: _SIGNS[match[0]], _INVISIBLE.sub("", text))
-    text = _SIGN.sub(lambda match: _SIGNS[match[0]], unicodedata.normalize("NFKC", text)).strip()
+    text = _single_spaced(_SIGN.sub(lambda match: _SIGNS[match[0]], unicodedata.normalize("NFKC", text)))
+    if len(text) > LONGEST:  # one letter may stand for eighteen
+        return text
     for pattern, by in _REWRITES:
-        text = pattern.sub(by, text).strip()
-    return text.rstrip(".,;: ").strip()
+        text = _single_spaced(pattern.sub(by, text))
+    if r"^\circ" in text:
+        of_angle = _OF_ANGLE.search(text) is not None  # elsewhere a degree is a unit like any other
+        text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text) if of_angle else _single_spaced(text.replace(r"^\circ", ""))
+    return text.rstrip(".,;: ")
+
+
+def _single_spaced(text: str) -> str:
+    return " ".join(text.split())
 
 
 def unit(text: str) -> tuple[str, str | None]:
@@ -136,7 +159,7 @@ def unit(text: str) -> tuple[str, str | None]:
 
     A unit is what stands in text there, a known one, or words that turn no number.
     """
-    found = _UNIT.search(text)
+    found = _UNIT.search(text, max(len(text) - _LONGEST_UNIT, 0))
     if found is None:
         return text, None
     in_text, spaced, letter, glued, power = found.groups()
@@ -169,6 +192,8 @@ def _near(a: Fraction, b: Fraction, decimal: bool) -> bool:
 
 def value(text: str) -> Value | None:
     """The value of a tidied answer that is a plain number: integer, decimal, fraction, mixed, repeating or scientific."""
+    if len(text) > LONGEST:
+        return None
     plain = text.removesuffix("%").rstrip()
     number = _rational(plain.removeprefix("+"))
     return None if number is None else Value(number, "." in plain, plain != text)

@@ -32,6 +32,8 @@ Attributes it may have:
     has_answers: True where its verdicts carry answers, so that maj@k means something.
     beside: True where it waits for other processes and may be called from several threads at once: it then runs beside
         generation.
+    check_golds: (prompts, seed) -> notes, called on the verifier before anything is loaded; raises DataError where nothing
+        could be graded.
     close: called once nothing is graded any more.
     names, weights: of several rewards in one (``rewards.combined.Combined``).
 """

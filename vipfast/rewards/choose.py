@@ -71,10 +71,13 @@ def _named(name: str | Reward, config: Config) -> Reward:
         from vipfast.rewards.code import Code
 
         limits = dict(
-            timeout_s=config.code_timeout, memory_mb=config.code_memory_mb, workers=config.reward_workers or default_workers()
-        )
+            timeout_s=config.code_timeout, completion_s=config.reward_timeout,
+            memory_mb=config.code_memory_mb, workers=config.reward_workers or default_workers(),
+        )  # fmt: skip
         return Code(config.code_reward, config.sandbox, **limits)
-    limits = dict(workers=config.reward_workers or default_workers(), timeout_s=config.reward_timeout)
+    from vipfast.rewards.pool import TIMEOUT_S
+
+    limits = dict(workers=config.reward_workers or default_workers(), timeout_s=config.reward_timeout or TIMEOUT_S)
     if name == "maths":
         from vipfast.rewards.maths import Maths
 

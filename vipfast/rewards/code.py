@@ -6,6 +6,8 @@ exit codes, exceptions and anything it prints about itself only ever take away.
 
 import json
 import re
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any
@@ -13,9 +15,13 @@ from typing import Any
 from vipfast.errors import DataError
 from vipfast.rewards.base import Verdict
 from vipfast.sandbox import Limits, Output, Sandbox, SandboxError
-from vipfast.types import ZERO_ONE, RewardRange
+from vipfast.types import ZERO_ONE, Prompt, RewardRange
 
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,9})?", re.ASCII)
+MOST_TESTS_AT_LIMIT = 20
+"""How many tests of a completion may take all their time; an honest program has its 40 at half of it."""
+_FENCE = re.compile(r"([ \t]*)(`{3,}(?=[^`]*$)|~{3,})\s*(\S*)")
+"""Indentation, marks and language; what follows the language says nothing."""
 _PYTHON = ("python", "py", "python3")
 
 
@@ -28,9 +34,10 @@ class Code:
 
     Args:
         shape: "all" pays 1 when every test passes and stops at the first that does not; "rate" pays the share that passes;
-            tests after one that ran out of time count as failed unseen.
+            tests after the time ran out, one's or all's, count as failed unseen.
         strength, workers: of the ``Sandbox``.
         timeout_s: wall time of a test.
+        completion_s: wall time of all tests of a completion together; ``MOST_TESTS_AT_LIMIT`` times ``timeout_s`` unless given.
         memory_mb: memory of a program.
 
     Attributes: ``note`` str, what holds of the sandbox here.
@@ -42,11 +49,13 @@ class Code:
     beside, has_answers = True, False
 
     def __init__(
-        self, shape: str = "all", strength: str = "strict", *, timeout_s: float = 6.0, memory_mb: int = 1024, workers=None
-    ):
+        self, shape: str = "all", strength: str = "strict", *, timeout_s: float = 6.0, completion_s: float | None = None,
+        memory_mb: int = 1024, workers: int | None = None,
+    ):  # fmt: skip
         self._sandbox = Sandbox(strength, workers)
         self.reward_range = ZERO_ONE if shape == "all" else RewardRange(0.0, 1.0)
         self.note, self._shape, self._timeout_s, self._memory_mb = self._sandbox.note, shape, timeout_s, memory_mb
+        self._completion_s = completion_s or MOST_TESTS_AT_LIMIT * timeout_s
         self._threads = ThreadPoolExecutor(self._sandbox.workers, "programs")
 
     def __call__(self, completions: list[str], answers: list[Any], metadata: list[dict]) -> list[Verdict]:
@@ -56,6 +65,24 @@ class Code:
             DataError: tests that are not as described above.
         """
         return list(self._threads.map(self._grade, completions, metadata))
+
+    def check_golds(self, prompts: Sequence[Prompt], seed: int) -> list[str]:
+        """Look at all prompts for tests; returns what there is to say about them.
+
+        Raises:
+            DataError: no prompt has any, or some are not as described above.
+        """
+        without = [prompt.text for prompt in prompts if not _tests(prompt.metadata)]
+        if not without:
+            return []
+        what = f"{len(without)} of {len(prompts)} prompts have no tests, e.g. {without[0][:80]!r}"
+        if len(without) == len(prompts):
+            raise DataError(
+                f"--reward code: {what}; give each kind ('stdin' or 'call', with its function) and tests, a list of input and "
+                "output, as a LiveCodeBench file's public_test_cases or the metadata of prompts from Python, or choose another "
+                "--reward"
+            )
+        return [f"warning: {what}; rollouts of such prompts stay unscored"]
 
     def close(self) -> None:
         self._sandbox.close()  # first, so that nothing begins another test
@@ -68,10 +95,10 @@ class Code:
             return Verdict(None)
         if source is None:
             return Verdict(0.0)
-        num_passed, timed_out = 0, False
+        num_passed, timed_out, deadline = 0, False, time.monotonic() + self._completion_s
         for test in tests:
             try:
-                output = self._run(source, test, metadata)
+                output = self._run(source, test, metadata, min(self._timeout_s, deadline - time.monotonic()))
             except SandboxError as error:
                 return Verdict(None, error=str(error))
             passed, timed_out = passes(output, test["output"], metadata["kind"]), output.ended == "time"
@@ -81,32 +108,38 @@ class Code:
         share = num_passed / len(tests)
         return Verdict(float(share == 1) if self._shape == "all" else share, timed_out=timed_out)
 
-    def _run(self, source: str, test: dict, metadata: dict) -> Output:
+    def _run(self, source: str, test: dict, metadata: dict, wall_s: float) -> Output:
+        if wall_s <= 0:
+            return Output("", "", "time")
         if metadata["kind"] == "stdin":
-            limits = Limits(self._timeout_s, self._memory_mb, max(1 << 20, 8 * len(test["output"])))
+            limits = Limits(wall_s, self._memory_mb, max(1 << 20, 8 * len(test["output"])))
             return self._sandbox.run(source, stdin=test["input"], limits=limits)
-        limits = Limits(self._timeout_s, self._memory_mb)
+        limits = Limits(wall_s, self._memory_mb)
         return self._sandbox.run(source, function=metadata["function"], arguments=test["input"], limits=limits)
 
 
 def program(completion: str) -> str | None:
     """The program of a completion: its last fenced block of Python (or else without a language) after the thinking part.
 
-    A block that is not closed was cut off and is none, and so is whatever stands in a thinking part that is not closed.
+    Fences are CommonMark's (three or more backticks or tildes, closed by at least as many of the same), at any indentation,
+    since they may stand in lists; in an open block, one of Python that could have closed it opens anew. A block that is not
+    closed was cut off and is none, and so is whatever stands in a thinking part that is not closed.
     """
     answer = completion.rpartition("</think>")[2].partition("<think>")[0]
     blocks: dict[bool, str] = {}
-    language, lines, indent = None, [], ""
+    indent, marks, language, lines = "", "", "", []  # of the open block
     for line in answer.split("\n"):
-        fence = line.strip()
-        if language is not None and fence == "```":
+        fence = _FENCE.match(line)
+        if fence and marks and not (fence[2].startswith(marks) and len(fence[1]) < len(indent) + 4):
+            fence = None
+        if fence and marks and not fence[3]:
             if language in ("", *_PYTHON):
                 blocks[language != ""] = "\n".join(lines)
-            language = None
-        elif fence.startswith("```") and (language is None or fence[3:].strip().lower() in _PYTHON):
-            language, lines, indent = fence[3:].strip().lower(), [], line[: line.index("`")]
-        elif language is not None:
-            lines.append(line.removeprefix(indent))
+            marks = ""
+        elif fence and (not marks or fence[3].lower() in _PYTHON):
+            indent, marks, language, lines = fence[1], fence[2], fence[3].lower(), []
+        elif marks:
+            lines.append(line[min(len(indent), len(line) - len(line.lstrip(" \t"))) :])
     return blocks.get(True, blocks.get(False))
 
 

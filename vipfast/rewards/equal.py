@@ -21,9 +21,14 @@ MOST_DIGITS = 10_000
 """Numbers with more are equal only if written alike."""
 DEEPEST = 10
 """Brackets within brackets beyond which nothing is parsed: the parser's time doubles with every pair that is not needed."""
+MOST_TERMS = 500
+"""Expressions that multiply out to more are equal only if they differ in the order of their parts."""
+MOST_PARTS = 100
+"""Commas and bars beyond which nothing is parsed: a set's element takes 20 ms."""
 _LATEX = [LatexExtractionConfig(boxed_match_priority=0)]
 _UNFINISHED = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
 _POINTS = (1.307, 17.683)
+_ROUGHLY = 0.05
 _SIDE_BY_SIDE = re.compile(r"\d\s+[\d.]")
 """math-verify adds such numbers up, as if they were mixed fractions."""
 
@@ -45,7 +50,7 @@ def judge() -> Callable:
 @lru_cache(4096)
 def parsed(text: str) -> sympy.Basic | sympy.MatrixBase | None:
     """The expression of a tidied answer, unevaluated; None if it is none, or if the parser leaves digits out."""
-    if _SIDE_BY_SIDE.search(text) or _depth(text) > DEEPEST:
+    if _SIDE_BY_SIDE.search(text) or _depth(text) > DEEPEST or text.count(",") + text.count("|") > MOST_PARTS:
         return None
     found = parse(r"\boxed{" + text + "}", _LATEX, parsing_timeout=None)
     if len(found) < 2 or isinstance(found[0], str):
@@ -70,17 +75,52 @@ def usable(gold: str) -> bool:
 
 
 def judged(gold: str, answer: str) -> tuple[bool, str]:
-    """Whether the answer equals a usable gold, and the answer's spelling."""
-    expected, found = parsed(gold), parsed(answer)
-    if found is None:
+    r"""Whether the answer equals a usable gold, and the answer's spelling. Of ``a \approx b`` a counts, and b must be near."""
+    exact, *rough = answer.split(r"\approx", 2)
+    expected, found = parsed(gold), parsed(exact)
+    if isinstance(found, sympy.Symbol) and rough:  # x \approx 5.1 names it
+        found, rough = parsed(rough[0]), rough[1:]
+    if found is None or not all(_roughly(found, part) for part in rough):
         return False, bounded(answer)
     if max(num_digits(expected), num_digits(found)) > MOST_DIGITS:
         return expected == found, bounded(answer)
+    if _unlike(expected, found):
+        return False, bounded(answer)
+    if max(num_terms(expected), num_terms(found)) > MOST_TERMS:
+        return expected.doit() == found.doit(), bounded(answer)
+    if {_brackets(gold, expected), _brackets(answer, found)} == {"set", "ordered"}:  # which math-verify takes for each other
+        return False, bounded(answer)
     right = ("%" in gold + answer or not _differ(expected, found)) and _verified(expected, found)
     if right and not isinstance(expected, Relational):
         *chain, last = _sides(found)
         right = not any(_differ(side, last) for side in chain)
     return bool(right), _spelled(found, answer)
+
+
+def _unlike(expected, found) -> bool:
+    """Whether no algebra is due: an answer left as an integral, or with letters where the gold is a number."""
+    if found.has(sympy.Integral) and not expected.has(sympy.Integral):
+        return True
+    if not isinstance(expected, sympy.Expr) or expected.free_symbols:
+        return False
+    sides = _sides(found)
+    return all(isinstance(side, sympy.Expr) and side.free_symbols for side in sides)
+
+
+def _roughly(found, part: str) -> bool:
+    values = [_sides(side)[-1] for side in (found, parsed(part))]
+    if not all(isinstance(side, sympy.Expr) and num_digits(side) < 300 and not side.free_symbols for side in values):
+        return False
+    a, b = (complex(side.evalf(15)) for side in values)
+    return abs(a - b) <= _ROUGHLY * max(abs(a), abs(b))
+
+
+def _brackets(text: str, expression) -> str | None:
+    """Whether braces hold the elements, or brackets that keep them in order; None: neither is sure."""
+    expression = _sides(expression)[-1]
+    if isinstance(expression, sympy.Tuple | sympy.Interval):
+        return "ordered"
+    return "set" if isinstance(expression, sympy.FiniteSet) and r"\{" in text else None
 
 
 def _verified(gold, answer) -> bool:
@@ -131,11 +171,26 @@ def num_digits(expression) -> float:
     sizes = [num_digits(part) for part in expression.args]
     if isinstance(expression, sympy.Pow):
         return sizes[0] * _size(sizes[1]) if expression.exp.is_number and expression.base.is_number else sum(sizes)
+    if isinstance(expression, sympy.exp) and expression.is_number and expression.exp.has(sympy.exp):
+        return _size(sizes[0])
     if isinstance(expression, sympy.factorial | sympy.binomial):
         return _size(sizes[0]) * max(sizes[0], 1.0)
     if isinstance(expression, sympy.Sum | sympy.Product):
         return sum(sizes) if max(sizes) < 5 else math.inf
     return sum(sizes)
+
+
+def num_terms(expression) -> float:
+    """An upper estimate of the terms that multiplying out an expression with letters writes down."""
+    if not getattr(expression, "free_symbols", None):
+        return 1
+    parts = [num_terms(part) for part in (expression.flat() if isinstance(expression, sympy.MatrixBase) else expression.args)]
+    if isinstance(expression, sympy.Pow) and expression.exp.is_real and expression.exp.is_number and parts[0] > 1:
+        power = abs(expression.exp.evalf(15))
+        if max(power, parts[0]) > MOST_TERMS:
+            return math.inf
+        return math.comb(int(power) + parts[0] - 1, parts[0] - 1) if power >= 1 else parts[0]
+    return math.prod(parts) if isinstance(expression, sympy.Mul) else max(sum(parts), 1)
 
 
 def _size(digits: float) -> float:

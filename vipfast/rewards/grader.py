@@ -27,6 +27,7 @@ class Grader:
         max_errors: failures in a row after which the run stops.
         binary_at: with a number, the loss and the allocator see 1 where the verifier's reward reaches it and 0 elsewhere
             (--reward-shape binary); None: the reward as it is.
+        go_on: what to do after ``max_errors``, once the reward is mended.
 
     Attributes: ``num_errors``, ``num_timeouts`` int, rollouts whose grading failed or was given up since ``start_count``;
     ``reward_range``, what the verifier's part promises, None where it promises nothing; ``beside``, ``has_answers`` as the
@@ -34,10 +35,11 @@ class Grader:
     """
 
     def __init__(
-        self, reward: Reward, tokenizer, *, truncated: str = "grade", max_errors: int = 16, binary_at: float | None = None
-    ):
+        self, reward: Reward, tokenizer, *, truncated: str = "grade", max_errors: int = 16, binary_at: float | None = None,
+        go_on: str = "continue with --resume",
+    ):  # fmt: skip
         self.reward, self.tokenizer = reward, tokenizer
-        self.truncated, self.max_errors, self.binary_at = truncated, max_errors, binary_at
+        self.truncated, self.max_errors, self.binary_at, self.go_on = truncated, max_errors, binary_at, go_on
         self.names, self.weights = getattr(reward, "names", ()), np.array(getattr(reward, "weights", (1.0,)))
         self.beside, self.has_answers = getattr(reward, "beside", False), getattr(reward, "has_answers", False)
         self.errors_in_a_row = 0
@@ -148,7 +150,7 @@ class Grader:
         if in_a_row >= self.max_errors:
             raise RewardError(
                 f"the reward failed {in_a_row} times in a row (--max-reward-errors), last with {what}, on completion "
-                f"{_short(text)!r} of prompt {_short(prompt.text)!r}; mend the reward and continue with --resume"
+                f"{_short(text)!r} of prompt {_short(prompt.text)!r}; mend the reward and {self.go_on}"
             ) from cause
 
 

@@ -25,6 +25,8 @@ from typing import Any
 
 from vipfast.rewards.worker import receive, send
 
+TIMEOUT_S = 10.0
+"""Seconds grading a completion may take unless --reward-timeout says otherwise."""
 START_S = 120.0
 """Seconds a worker may take to import what it needs."""
 MAX_TASKS = 5000

@@ -16,8 +16,8 @@ from vipfast.rewards.base import Verdict
 from vipfast.rewards.exact import boxed
 from vipfast.types import ZERO_ONE, RewardRange
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_LINE = re.compile(r"[Aa]nswer\s*(?:is)?\s*:\s*(.+)")
+# Bounded, since two runs of spaces side by side take quadratic time.
+_LINE = re.compile(r"[Aa]nswer\s{0,9}(?:is)?\s{0,9}:\s*(.+)")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -25,8 +25,9 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 def answer_of(text: str) -> str:
     """A completion's answer as it stands, outside its thoughts; "" if there is none, or boxes that differ."""
     text = text.rpartition("</think>")[2]
-    if found := _ANSWER.findall(text):
-        return found[-1].strip()
+    opened = text.rfind("<answer>", 0, max(text.rfind("</answer>"), 0))
+    if opened >= 0:
+        return text[opened + len("<answer>") : text.find("</answer>", opened)].strip()
     if boxes := set(boxed(text)):
         return boxes.pop() if len(boxes) == 1 else ""
     if lines := _LINE.findall(text):

@@ -9,6 +9,7 @@ import importlib
 import json
 import linecache
 import os
+import site
 import sys
 import threading
 import traceback
@@ -27,8 +28,10 @@ NAME = "program.py"
 
 
 def preload() -> dict:
-    """Import what programs import most. Returns the names a function call finds defined: those modules' own, the modules, and
-    the builtins above all, as coding sites have it."""
+    """Import what programs import most. Returns the names a program finds defined: those modules' own, the modules, and the
+    builtins above all, as coding sites and LiveCodeBench's checker have it."""
+    for define in (site.setquit, site.setcopyright, site.sethelper):  # exit and quit, which Python without site lacks
+        define()
     for name in PRELOADED:
         try:
             importlib.import_module(name)
@@ -52,11 +55,10 @@ def run(job: dict, names: dict, results: int) -> None:
     sys.modules[module.__name__] = module
     sys.argv[:] = [NAME]
     code = 0
+    sys.setrecursionlimit(50_000)
+    module.__dict__.update(names)
+    module.__dict__.pop(function, None)  # operator.add is no answer to a task that asks for add
     try:
-        if function is not None:
-            sys.setrecursionlimit(50_000)
-            module.__dict__.update(names)
-            module.__dict__.pop(function, None)  # operator.add is no answer to a task that asks for add
         exec(compile(source, NAME, "exec", dont_inherit=True), module.__dict__)
         if function is not None:
             owner = module.Solution() if hasattr(getattr(module, "Solution", None), function) else module

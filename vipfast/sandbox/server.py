@@ -188,11 +188,16 @@ def _tried(part):
 
 
 def _rules(folder: str) -> dict[str, int]:
-    """What programs may read: the standard library without installed packages, shared libraries, time zones."""
+    """What programs may read: the standard library without installed packages, shared libraries, time zones, locales."""
     left_out = ("site-packages", "dist-packages")
     library = [entry.path for entry in os.scandir(LIBRARY) if entry.name not in left_out]
-    shared = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/localtime"]
-    rules = dict.fromkeys(library + shared + ["/dev/zero", "/dev/urandom"], confine.READ)
+    places = {os.path.realpath(place) for place in ("/lib", "/lib64", "/usr/lib", "/usr/lib64")}
+    entries = [entry for place in places if os.path.isdir(place) for entry in os.scandir(place)]
+    # Not the whole of these: installed packages may lie there too, such as Debian's in /usr/lib/python3/dist-packages.
+    kept = (f"{os.uname().machine}-linux-gnu", "glibc-hwcaps", "locale")
+    shared = [entry.path for entry in entries if entry.name in kept or (".so" in entry.name and entry.is_file())]
+    others = ["/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/localtime", "/dev/zero", "/dev/urandom"]
+    rules = dict.fromkeys(library + shared + others, confine.READ)
     return rules | {LIBRARY: confine.LIST, "/dev/null": confine.OWN, folder: confine.OWN}
 
 

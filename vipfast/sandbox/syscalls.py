@@ -44,7 +44,7 @@ _RULES = {
 _NUMBERS = """
 read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, pwrite64 18 68, preadv 295 69, pwritev 296 70,
 preadv2 327 286, pwritev2 328 287, lseek 8 62, sendfile 40 71, close 3 57, close_range 436 436, dup 32 23, dup2 33 -,
-dup3 292 24, pipe 22 -, pipe2 293 59, fcntl 72 25, ioctl 16 29, flock 73 32, open 2 -, openat 257 56, stat 4 -, fstat 5 80,
+dup3 292 24, pipe 22 -, pipe2 293 59, fcntl 72 25, ioctl 16 29, open 2 -, openat 257 56, stat 4 -, fstat 5 80,
 lstat 6 -, newfstatat 262 79, statx 332 291, statfs 137 43, fstatfs 138 44, access 21 -, faccessat 269 48,
 faccessat2 439 439, readlink 89 -, readlinkat 267 78, getdents64 217 61, getcwd 79 17, chdir 80 49, fchdir 81 50,
 umask 95 166, rename 82 -, renameat 264 38, renameat2 316 276, unlink 87 -, unlinkat 263 35, fsync 74 82, fdatasync 75 83,

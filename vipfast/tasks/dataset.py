@@ -6,7 +6,19 @@ from collections.abc import Iterator, Sequence
 from vipfast.config import Config
 from vipfast.errors import DataError
 from vipfast.tasks.base import Merger, Record
-from vipfast.tasks.layouts import ANSWER_FIELDS, CODE, PROMPT_FIELDS, Layout, detail_columns, details, own, prompt_of, recognise
+from vipfast.tasks.layouts import (
+    ANSWER_FIELDS,
+    CODE,
+    PROMPT_FIELDS,
+    Layout,
+    detail_columns,
+    details,
+    formulas_graded_as_exact,
+    has_pictures,
+    own,
+    prompt_of,
+    recognise,
+)
 from vipfast.tasks.programs import read_tests, wording
 from vipfast.tasks.reading import rows_of
 from vipfast.tasks.values import as_text, get
@@ -38,14 +50,18 @@ def load_records(config: Config, notes: list[str]) -> tuple[list[Record], str]:
         _field("--answer-field", config.answer_field, ANSWER_FIELDS, sample),
     )
     notes.append(f"layout: {layout.name} ({layout.prompt}, {layout.answer}), graded as {layout.verifier}")
+    notes += [] if config.reward else formulas_graded_as_exact(sample, layout)
     carried = [name for name in ("gold_ids", "supporting") if any(get(row, name) is not None for row in sample)]
     carried += [_field("--metadata-fields", name, (), sample) for name in config.metadata_fields]
-    merger, counts = Merger(), {"rows": 0, "kept": 0, "private only": 0}
+    merger, counts = Merger(), {"rows": 0, "kept": 0, "pictures": 0, "private only": 0}
     records = merger.distinct(_records(itertools.chain(sample, rows), layout, detail_columns(sample), carried, counts))
     if not records:
         what = "a test that can be read" if layout.verifier == CODE else f"both {layout.prompt!r} and {layout.answer!r}"
-        raise DataError(f"--task {config.task}: no row has {what}")
-    if num_left_out := counts["rows"] - counts["kept"]:
+        pictures = f", without pictures ({counts['pictures']} have some)" if counts["pictures"] else ""
+        raise DataError(f"--task {config.task}: no row has {what}{pictures}")
+    if counts["pictures"]:
+        notes.append(f"{counts['pictures']} of {counts['rows']} rows left out: they come with pictures, which are not shown")
+    if num_left_out := counts["rows"] - counts["kept"] - counts["pictures"]:
         wanted = "tests that can be read" if layout.verifier == CODE else layout.answer
         missing = f"no {layout.prompt} or no {wanted}"
         notes.append(f"{num_left_out} of {counts['rows']} rows left out: {missing}")
@@ -60,6 +76,9 @@ def _records(
 ) -> Iterator[Record]:
     for row in rows:
         counts["rows"] += 1
+        if has_pictures(row, layout):
+            counts["pictures"] += 1
+            continue
         record = _program(row, layout, counts) if layout.verifier == CODE else _problem(row, layout)
         if record is not None:
             counts["kept"] += 1
@@ -69,11 +88,9 @@ def _records(
 
 
 def _problem(row: dict, layout: Layout) -> Record | None:
-    prompt, answer = get(row, layout.prompt), get(row, layout.answer)
+    prompt, answer = prompt_of(row, layout), get(row, layout.answer)
     answer = None if answer is None else layout.final(answer)
-    if prompt is None or prompt == "" or answer is None:
-        return None
-    return Record(prompt_of(prompt), answer)
+    return None if prompt is None or answer is None else Record(prompt, answer)
 
 
 def _program(row: dict, layout: Layout, counts: dict[str, int]) -> Record | None:

@@ -3,13 +3,18 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vipfast.errors import DataError
 from vipfast.rewards.exact import boxed
-from vipfast.tasks.values import as_text, get, is_messages, plain_answer
+from vipfast.tasks.reading import READERS, SPLITS
+from vipfast.tasks.values import as_json, as_text, get, is_messages, plain_answer
 
 MATHS, EXACT, CODE = "maths", "exact", "code"
+OWN = "own fields"
 
 PROMPT_FIELDS = ("prompt", "question", "problem")
 ANSWER_FIELDS = ("reward_model.ground_truth", "answer", "ground_truth", "solution")
@@ -20,11 +25,17 @@ DETAILS = {
     "subject": ("subfield", "subject", "type", "domain", "ability"),
     "source": ("data_source", "source", "platform"),
     "year": ("year",),
+    "contest_date": ("contest_date",),
 }
 """What goes into a prompt's metadata, under which name, from the first of these columns that a row fills."""
 
 _LEVEL = re.compile(r"Level (\d{1,3})")
 _MATHS_NAMES = re.compile(r"aime|amc|math|minerva|olympiad|gaokao|dapo|cmimc|hmmt", re.IGNORECASE)
+_SAYS_NOTHING = SPLITS | {suffix[1:] for suffix in READERS} | set("data main default snapshots of part shard".split())
+"""Words of files and folders that tell a dataset's parts apart, and not the dataset."""
+
+_LATEX = re.compile(r"\\[A-Za-z]{2,}|^\s*\$.*\$\s*$", re.DOTALL)
+_CODE = ("code", "coding", "programming")
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,7 @@ class Layout:
         prompt, answer: columns; dots reach into nested ones.
         verifier: "maths", "exact" or "code".
         final: the answer as it is graded, from what stands in the column; None: the row has none.
+        context: a column whose text belongs in front of the prompt, where a row fills it.
     """
 
     name: str
@@ -43,6 +55,7 @@ class Layout:
     answer: str
     verifier: str
     final: Callable[[Any], str | None] = plain_answer
+    context: str | None = None
 
 
 def after_hashes(solution: Any) -> str | None:
@@ -62,12 +75,43 @@ def joined(final: Any) -> str | None:
     return ", ".join(as_text(answer).strip() for answer in answers if answer is not None) or None
 
 
+def in_verl(task: str, gold: Any) -> str | None:
+    """verl's form: the gold as it is; what no gold of mathematics looks like is refused."""
+    content = as_json(gold) if not isinstance(gold, str) or gold.lstrip()[:1] in ("{", "[") else None
+    first = content[0] if isinstance(content, list) and content else content
+    if isinstance(first, dict) and first:
+        raise _not_maths(task, "a JSON object as reward_model.ground_truth")
+    return plain_answer(gold)
+
+
+def _not_maths(task: str, what: str) -> DataError:
+    return DataError(
+        f"--task {task}: a row in verl's form has {what}: tests of a program or the like, which the maths verifier cannot "
+        "grade; keep the maths rows alone, give programs LiveCodeBench's columns, or name the columns with --prompt-field and "
+        "--answer-field and what grades them with --reward module:function"
+    )
+
+
+def dataset_name(task: str) -> str:
+    """The last part of a file's, folder's or hub dataset's name that says more than which split or part of it this is:
+    minervamath of minervamath/data/test-00000.parquet."""
+    path = Path(task).expanduser()
+    for part in reversed((path.absolute() if path.exists() else path).parts):
+        words = set(re.findall("[a-z]+", part.lower()))
+        if not words <= _SAYS_NOTHING and not re.fullmatch("[0-9a-f]{40}", part):  # a commit, in a hub cache
+            return part
+    return ""
+
+
 def recognise(sample: Sequence[dict], task: str) -> Layout | None:
     """The layout of rows of this kind, or None for one that is not known.
 
     Args:
         sample: the first rows.
         task: the dataset's name, which says what a mere question and answer are about.
+
+    Raises:
+        DataError: rows in verl's form that are no mathematics.
     """
     columns = {str(column).lower(): str(column) for row in sample for column in row}
 
@@ -78,9 +122,11 @@ def recognise(sample: Sequence[dict], task: str) -> Layout | None:
     if having("question_content") and having("public_test_cases", "private_test_cases"):
         return Layout("LiveCodeBench", columns["question_content"], "public_test_cases, private_test_cases", CODE)
     if having("prompt") and any(get(row, "reward_model.ground_truth") is not None for row in sample):
-        return Layout("DAPO-Math", "prompt", "reward_model.ground_truth", MATHS)
+        if any(str(get(row, "ability")).strip().lower() in _CODE for row in sample):
+            raise _not_maths(task, "the ability 'code'")
+        return Layout("DAPO-Math", "prompt", "reward_model.ground_truth", MATHS, partial(in_verl, task))
     if problem and having("final_answer"):
-        return Layout("OlympiadBench", problem, columns["final_answer"], MATHS, joined)
+        return Layout("OlympiadBench", problem, columns["final_answer"], MATHS, joined, columns.get("context"))
     answer = having("answer")
     if problem and answer:
         values = [row[answer] for row in sample if row.get(answer) is not None]
@@ -90,7 +136,7 @@ def recognise(sample: Sequence[dict], task: str) -> Layout | None:
             return Layout("MATH-500", problem, answer, MATHS)
         if having("id", "year", "problem_idx", "problem number", "url") and _all_numbers(values):
             return Layout("AIME or AMC", problem, answer, MATHS)
-        if _MATHS_NAMES.search(Path(task).name) or having("solution"):
+        if _MATHS_NAMES.search(dataset_name(task)) or having("solution"):
             return Layout("maths problem and answer", problem, answer, MATHS)
         return None
     solution = having("solution")
@@ -101,22 +147,23 @@ def recognise(sample: Sequence[dict], task: str) -> Layout | None:
 
 def own(prompt: str, answer: str) -> Layout:
     """Columns given by name, or the usual ones of a dataset that is not known."""
-    return Layout("own fields", prompt, answer, EXACT)
+    return Layout(OWN, prompt, answer, EXACT)
 
 
 def detail_columns(sample: Iterable[dict]) -> list[tuple[str, list[str]]]:
-    """Which of these rows' columns tell a level, subject, source or year, in the order of preference."""
+    """Which of these rows' columns tell a level, subject, source, year or date, in the order of preference."""
     columns = {str(column).lower(): column for row in sample for column in row}
     found = ((key, [columns[name] for name in names if name in columns]) for key, names in DETAILS.items())
     return [(key, names) for key, names in found if names]
 
 
 def details(row: dict, columns: list[tuple[str, list[str]]]) -> dict[str, str | int | float | bool]:
-    """Level, subject, source and year of a row, as far as it has them: the keys of tables per level. "Level 3" is 3."""
+    """Level, subject, source, year and date of a row, as far as it has them: the keys of tables per level. "Level 3" is 3."""
     found = {}
     for key, names in columns:
         for name in names:
             value = row.get(name)
+            value = value.isoformat() if isinstance(value, date) else value
             if not isinstance(value, str | int | float) or value != value or value == "":
                 continue
             if isinstance(value, str) and (number := _LEVEL.fullmatch(value)):
@@ -126,9 +173,41 @@ def details(row: dict, columns: list[tuple[str, list[str]]]) -> dict[str, str | 
     return found
 
 
-def prompt_of(value: Any) -> str | list[dict]:
-    """Chat messages as they are, everything else as text."""
-    return value if is_messages(value) else as_text(value)
+def prompt_of(row: dict, layout: Layout) -> str | list[dict] | None:
+    """Chat messages as they are, or as the JSON text that tables keep them in; everything else as text; None for nothing."""
+    value = get(row, layout.prompt)
+    if value is None or value == "":
+        return None
+    messages = as_json(value) if isinstance(value, str) and value.lstrip().startswith("[") else value
+    if is_messages(messages):
+        return messages
+    before = row.get(layout.context) if layout.context else None
+    return f"{before.strip()}\n\n{as_text(value)}" if isinstance(before, str) and before.strip() else as_text(value)
+
+
+def has_pictures(row: dict, layout: Layout) -> bool:
+    """Whether a row of a known layout fills a column image, images, image_1, …, or says that it is multimodal."""
+    if layout.name == OWN:
+        return False
+    for column, value in row.items():
+        name = str(column).lower()
+        if name.startswith("image") and re.fullmatch(r"images?(_\d+)?", name):
+            if value not in (None, "", []) and value == value:
+                return True
+        elif name == "modality" and isinstance(value, str) and value.lower() == "multimodal":
+            return True
+    return False
+
+
+def formulas_graded_as_exact(sample: Iterable[dict], layout: Layout) -> list[str]:
+    """A sentence on answers that would be compared letter by letter and look as if they were formulas, if there are any."""
+    found = (get(row, layout.answer) for row in sample)
+    answers = [answer for value in found if value is not None and (answer := layout.final(value))]
+    formulas = [answer for answer in answers if _LATEX.search(answer)] if layout.verifier == EXACT else []
+    if not formulas:
+        return []
+    what = f"{len(formulas)} of the first {len(answers)} answers look like formulas, e.g. {formulas[0][:60]!r}"
+    return [f"{what}, and are graded as exact, letter by letter; use --reward maths"]
 
 
 def _all_numbers(values: Iterable) -> bool:

@@ -15,6 +15,9 @@ from vipfast.errors import DataError
 LONGEST_CSV_FIELD = 2**31 - 1
 ROWS_AT_ONCE = 4096
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
+SPLITS = frozenset("train training test testing validation valid val dev eval".split())
+"""Words by which files and folders of a dataset are told to be one of its splits."""
+
 _NOT_DATA = ("dataset_info.json", "dataset_infos.json", "state.json")
 """What the datasets library puts beside the files it saves."""
 
@@ -42,21 +45,37 @@ def rows_of(config: Config, notes: list[str]) -> Iterator[dict]:
 
 
 def _folder(folder: Path, config: Config, notes: list[str]) -> Iterator[dict]:
-    """The files of a folder in the order of their names; of those, the files of --task-split where names begin with it."""
+    """The files of a folder in the order of their names: those of --task-split, or all of them where none names a split."""
     found = sorted(file for file in folder.rglob("*") if file.suffix in READERS and file.name not in _NOT_DATA)
     formats = sorted({file.suffix for file in found})
     if len(formats) != 1:
         what = f"holds files of several formats ({', '.join(formats)})" if formats else f"holds no {', '.join(READERS)} file"
         raise DataError(f"--task {config.task}: the folder {what}; name a folder whose files have one format, or one file")
     split = config.task_split
-    files = [file for file in found if file.name.startswith(split)]
-    if not files and split != "train":
-        names = ", ".join(file.name for file in found[:8])
-        raise DataError(f"--task-split {split}: no file of --task {config.task} begins with it; there are {names}")
+    splits = [_splits(file.relative_to(folder), split) for file in found]
+    files = [file for file, named in zip(found, splits) if split in named]
+    if not files and (split != "train" or any(splits)):
+        names = ", ".join(str(file.relative_to(folder)) for file in found[:8])
+        raise DataError(
+            f"--task-split {split}: no file of --task {config.task} is named after it, nor is its folder; there are {names}; "
+            "give the --task-split they are named after, or a file or folder in there as --task"
+        )
     files = files or found
     if len(files) < len(found):
-        notes.append(f"{len(files)} of {len(found)} files read: those that begin with {split!r} (--task-split)")
+        notes.append(f"{len(files)} of {len(found)} files read: those named after {split!r} (--task-split)")
     return (row for file in files for row in _file(file))
+
+
+def _splits(path: Path, wanted: str) -> set[str]:
+    """Of ``wanted`` and SPLITS those that a file is named after, or the nearest of its folders that is named after any."""
+    for part in map(str.lower, reversed(path.parts)):
+        words = set(re.findall("[a-z]+", part))
+        named = words & SPLITS - {wanted}
+        if part.startswith(wanted.lower()) or wanted.lower() in words:
+            named.add(wanted)
+        if named:
+            return named
+    return set()
 
 
 def _file(path: Path) -> Iterator[dict]:

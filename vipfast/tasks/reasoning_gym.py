@@ -21,7 +21,7 @@ from vipfast.config import REASONING_GYM, Config
 from vipfast.errors import DataError
 from vipfast.rewards.answers import bounded
 from vipfast.rewards.base import Verdict
-from vipfast.rewards.pool import Outcome, Pool
+from vipfast.rewards.pool import TIMEOUT_S, Outcome, Pool
 from vipfast.tasks.base import Record
 from vipfast.types import RewardRange
 
@@ -133,13 +133,13 @@ class Scorer:
 
     Args:
         workers: processes that score at a time.
-        timeout_s: seconds a score may take; past it an answer is wrong.
+        timeout_s: seconds a score may take, 10 unless given; past it an answer is wrong.
     """
 
     beside, has_answers, reward_range = True, True, RewardRange(0.0, 1.0)
 
-    def __init__(self, workers: int, timeout_s: float):
-        self.pool = Pool("vipfast.tasks.reasoning_gym:scorer", workers=workers, timeout_s=timeout_s)
+    def __init__(self, workers: int, timeout_s: float | None = None):
+        self.pool = Pool("vipfast.tasks.reasoning_gym:scorer", workers=workers, timeout_s=timeout_s or TIMEOUT_S)
 
     def close(self) -> None:
         self.pool.close()

@@ -6,9 +6,10 @@ from typing import Any
 
 
 def get(row: dict, field: str) -> Any:
-    """The value of a column, dots reaching into nested ones; None where there is none, and for NaN."""
+    """The value of a column, dots reaching into nested ones (or JSON text); None where there is none, and for NaN."""
     value: Any = row.get(field) if field in row else row
     for part in () if field in row else field.split("."):
+        value = as_json(value)
         value = value.get(part) if isinstance(value, dict) else None
     return None if isinstance(value, float) and math.isnan(value) else value
 

@@ -46,6 +46,8 @@ METRICS: dict[str, str] = {
     "tools/errors_frac": "share of the tool calls that were answered with an error; null without calls (0 to 1)",
     "tools/precision@k": "share of the passages found by search that are the problem's own, over rollouts that found any "
     "and problems whose metadata names them; null without (0 to 1)",
+    "tools/recall@k": "share of the problem's own passages found by search, over the same rollouts (0 to 1)",
+    "tools/f1@k": "harmonic mean of a rollout's precision and recall of passages, over the same rollouts (0 to 1)",
     "predict/brier": "mean squared error of the success probability predicted before sampling, on this step's prompts (0 to 1)",
     "predict/log_loss": "cross-entropy of the predicted success probability on this step's rollouts (nats)",
     "predict/corr": "Pearson correlation of predicted and observed success rates over this step's prompts (−1 to 1)",

@@ -5,12 +5,16 @@ import math
 import operator
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from fractions import Fraction
 
 from vipfast.tools.base import Output
 
 LONGEST, DEEPEST, BITS = 500, 150, 4096
 """Characters and nested operations of an expression, and bits of a number on the way."""
+
+LARGEST_EXPONENT = 308
+"""Of ten, in a number as it is written: what a float reaches."""
 
 Number = Fraction | float
 
@@ -55,19 +59,29 @@ def _parsed(expression: str) -> ast.expr:
     if not _ALLOWED.fullmatch(text) or _GLUED.search(text):
         raise Refused("only numbers, + - * / // % **, parentheses and the named functions are understood")
     try:
-        return ast.parse(text, mode="eval").body
+        parsed = ast.parse(text, mode="eval").body
     except SyntaxError as error:
         raise Refused("this is no arithmetic expression") from error
+    for node in ast.walk(parsed):
+        if isinstance(node, ast.Constant) and isinstance(node.value, float):
+            node.value = _literal(ast.get_source_segment(text, node))
+    return parsed
+
+
+def _literal(text: str) -> Fraction:
+    """A decimal number to its last digit, which a float would lose."""
+    digits, _, exponent = text.replace("_", "").lower().partition("e")
+    if abs(int(exponent or 0)) > LARGEST_EXPONENT:  # told before a power of ten is made of it
+        raise Refused("a number is too large" if int(exponent) > 0 else "a number is too small")
+    return Fraction(Decimal(digits)) * Fraction(10) ** int(exponent or 0)
 
 
 def _value(node: ast.expr, depth: int) -> Number:
     if depth == 0:
         raise Refused(f"more than {DEEPEST} operations are nested")
     match node:
-        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
-            if isinstance(value, float) and math.isinf(value):
-                raise Refused("a number is too large")
-            return _bounded(Fraction(repr(value)))
+        case ast.Constant(value=int() | Fraction() as value) if not isinstance(value, bool):
+            return _bounded(Fraction(value))
         case ast.Name(id=name) if name in _CONSTANTS:
             return _CONSTANTS[name]
         case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):

@@ -57,7 +57,7 @@ def _jsonl(path: Path) -> Iterator[Passage]:
                 continue
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:  # beyond bad JSON: numbers of thousands of digits, endless nesting
                 raise DataError(f"--search-corpus {path}: line {number} is not JSON ({error})") from error
             yield _passage(row, path, number)
 
@@ -73,7 +73,7 @@ def _parquet(path: Path) -> Iterator[Passage]:
                 for row in batch.to_pylist():
                     number += 1
                     yield _passage(row, path, number)
-    except pyarrow.ArrowInvalid as error:
+    except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"--search-corpus {path}: is not a parquet file ({error})") from error
 
 
@@ -81,5 +81,10 @@ def _passage(row: object, path: Path, number: int) -> Passage:
     text = next((row[name] for name in TEXT_FIELDS if row.get(name) is not None), None) if isinstance(row, dict) else None
     if not isinstance(text, str):
         raise DataError(f"--search-corpus {path}: row {number} has no text; give each a column {' or '.join(TEXT_FIELDS)}")
-    own, title = row.get("id"), row.get("title")
-    return Passage(f"{path.name}:{number}" if own is None else str(own), "" if title is None else str(title), text)
+    own, title = (row.get(name) for name in ("id", "title"))
+    if isinstance(own, list | dict) or isinstance(title, list | dict):
+        raise DataError(f"--search-corpus {path}: row {number} has a list or an object as id or title; give text or numbers")
+    passage = Passage(f"{path.name}:{number}" if own is None else str(own), "" if title is None else str(title), text)
+    if any(part != part.encode("utf-8", "replace").decode() for part in passage):
+        raise DataError(f"--search-corpus {path}: row {number} holds half a surrogate pair, which is no text; remove it")
+    return passage

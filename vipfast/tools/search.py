@@ -6,13 +6,14 @@ import re
 import sqlite3
 import threading
 import time
+import warnings
 from pathlib import Path
 
 from vipfast.errors import UsageError
 from vipfast.tools.base import Output
 from vipfast.tools.corpus import files, passages
 
-FORMAT = "1"
+FORMAT = "2"
 """Of the index; another one is made anew."""
 
 MOST_WORDS = 64
@@ -48,6 +49,12 @@ class Search:
         self._own = threading.local()
         self._connections: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
+        if repeated := self._connection().execute("SELECT passages FROM repeated").fetchone()[0]:
+            warnings.warn(
+                f"--search-corpus {corpus}: {repeated} passages have an id that an earlier one has, so an id in gold_ids or "
+                "supporting stands for all of its passages",
+                stacklevel=2,
+            )
 
     def __call__(self, time_s: float, query: str) -> Output:
         # Words in quotes: nothing that is sampled can be read as an operator.
@@ -123,6 +130,7 @@ def _fill(path: Path, rows) -> None:
         connection.execute("PRAGMA synchronous = OFF")
         connection.execute("CREATE VIRTUAL TABLE passages USING fts5(id UNINDEXED, title, text, tokenize = 'porter unicode61')")
         connection.executemany("INSERT INTO passages VALUES (?, ?, ?)", rows)
+        connection.execute("CREATE TABLE repeated AS SELECT count(*) - count(DISTINCT id) AS passages FROM passages")
         connection.commit()
     finally:
         connection.close()
