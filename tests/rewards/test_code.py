@@ -190,11 +190,12 @@ def test_prompts_without_tests_are_told_before_anything_runs(reward):
         reward.check_golds(prompts(STDIN, STDIN | {"kind": "file"}), 0)
 
 
-def test_a_run_that_could_grade_nothing_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch):
+@pytest.mark.parametrize("names", [("code",), ("exact", "code")])
+def test_a_run_that_could_grade_nothing_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch, names):
     path = tmp_path / "sums.jsonl"
     path.write_text("\n".join(json.dumps({"question": f"{n} + 1 =", "answer": f"#### {n + 1}"}) for n in range(40)))
     monkeypatch.setattr("vipfast.trainer.load_policy", lambda config: pytest.fail("a model was loaded"))
-    common = dict(prompts_per_step=4, device="cpu", threads=1, reward=("code",), reward_workers=1, allocator="uniform")
+    common = dict(prompts_per_step=4, device="cpu", threads=1, reward=names, reward_workers=1, allocator="uniform")
     with pytest.raises(DataError, match="--reward code: 40 of 40 prompts have no tests"):
         Trainer(Config(task=str(path), output_dir=str(tmp_path / "file"), **common))
     with pytest.raises(DataError, match="--reward code: 40 of 40 prompts have no tests"):

@@ -101,10 +101,10 @@ def load_task(config: Config, tokenizer, prompts: Sequence | None = None, reward
             f"--prompts-per-step {config.prompts_per_step}: --task {name} holds {len(pool)} distinct prompts to train on"
             f"{''.join('; ' + note for note in notes)}; use at most {len(pool)}"
         )
-    verifier = getattr(reward, "rewards", (reward,))[0]
-    notes += [reward.note for reward in getattr(reward, "rewards", (reward,)) if getattr(reward, "note", None)]
-    if check_golds := getattr(verifier, "check_golds", None):
-        notes += check_golds(pool + held, config.seed)
+    for part in getattr(reward, "rewards", (reward,)):
+        notes += [part.note] if getattr(part, "note", None) else []
+        if check_golds := getattr(part, "check_golds", None):
+            notes += check_golds(pool + held, config.seed)
     if not held:
         notes.append("nothing is held out (a tenth of the pool, at most --heldout-prompts), so there is nothing to evaluate")
     return Task(name, pool, held, reward, notes, own_heldout=heldout is not None)
