@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from vipfast.config import Config
 from vipfast.errors import UsageError
+from vipfast.vocabulary import limit_to_tokenizer
 
 GENERIC_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
@@ -53,13 +54,18 @@ def load_tokenizer(config: Config):
     return tokenizer
 
 
-def load_policy(config: Config):
+def load_policy(config: Config, tokenizer=None):
     """The model to train, in main memory.
 
     Master weights are float64 for ``--dtype float64`` and float32 otherwise: AdamW at 1e-6 moves no bfloat16 weight.
 
+    Args:
+        config: names it.
+        tokenizer: ids it does not know, which the model has rows for, are never sampled and take no probability; None: every
+            row counts.
+
     Raises:
-        UsageError: no model there, or LoRA asked for without the peft library.
+        UsageError: no model there, one with fewer rows than the tokenizer has ids, or LoRA asked for without the peft library.
     """
     logging.disable_progress_bar()  # its bars would tear the live view
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
@@ -70,14 +76,16 @@ def load_policy(config: Config):
             f"--model {config.model}: no model could be loaded ({_first_line(error)}); give 'starter', a from_pretrained "
             "folder with config.json and safetensors, or a hub id that is on disk or reachable"
         ) from error
+    if tokenizer is not None:
+        limit_to_tokenizer(model, tokenizer, config.model)
     return _with_lora(model, config) if config.lora_rank else model
 
 
-def load_reference(config: Config):
-    """The frozen starting policy for the KL term; None when ``--beta`` is 0, so that nothing is loaded for it."""
+def load_reference(config: Config, tokenizer=None):
+    """The frozen starting policy for the KL term, loaded like the policy; None when ``--beta`` is 0, so that nothing is."""
     if config.beta == 0:
         return None
-    return load_policy(dataclasses.replace(config, lora_rank=0)).requires_grad_(False).eval()
+    return load_policy(dataclasses.replace(config, lora_rank=0), tokenizer).requires_grad_(False).eval()
 
 
 def _with_lora(model, config: Config):

@@ -4,10 +4,12 @@ What vLLM loses is lost here too: weights at sleep level 2, and prompts cached u
 """
 
 import copy
+import functools
 from types import SimpleNamespace
 
 import numpy as np
 import torch
+from transformers import Qwen2ForCausalLM
 
 from vipfast import streams
 from vipfast.engine.base import Request, Sampling
@@ -37,7 +39,9 @@ class FakeLLM:
     def __init__(self, model, calls, pad_id=0):
         self.calls, self.pad_id, self.asleep = calls, pad_id, set()
         self.model = copy.deepcopy(model)
-        self.model.__class__ = type("Served", (type(model),), {"load_weights": _load})
+        vars(self.model).pop("num_known_ids", None)  # vLLM reads the model's config alone
+        methods = {"load_weights": _load, "forward": _forward, "compute_logits": _compute_logits}
+        self.model.__class__ = type("Served", (type(model),), methods)
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.fill_(1e-3)
@@ -104,6 +108,18 @@ def _load(model, weights):
             own[name].copy_(tensor)
             loaded.add(name)
     return loaded
+
+
+@functools.wraps(Qwen2ForCausalLM.forward)
+def _forward(model, **inputs):
+    """As in vLLM, logits come from ``compute_logits``."""
+    outputs = super(type(model), model).forward(**inputs)
+    outputs.logits = model.compute_logits(outputs.logits)
+    return outputs
+
+
+def _compute_logits(model, logits):
+    return logits
 
 
 def _completion(row):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from ragged_steps import configured, sampled
+from ragged_steps import configured, gradients, sampled
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
@@ -15,6 +15,7 @@ from transformers import (
 
 from vipfast.errors import UsageError
 from vipfast.learn.batch import StepTensors, upload
+from vipfast.learn.learner import Learner
 from vipfast.learn.pack import MicroBatch, Packing, blank
 from vipfast.learn.policy import Policy
 from vipfast.learn.trainable import Trainable
@@ -166,3 +167,37 @@ def test_bfloat16_states_reach_the_head_over_float32_weights(monkeypatch):
     logp = Policy(model, "bfloat16", "cpu", 1.0, train=True)(rectangle())
     assert seen == [(torch.bfloat16, torch.float32)] and logp.dtype == torch.float32
     assert torch.allclose(logp.double(), dense(model, 1.0), rtol=0, atol=0.05)
+
+
+def padded(tied):
+    """A model of 37 ids padded to 45 rows, whose logits are above all others, and the same model without them."""
+    torch.manual_seed(0)
+    plain, model = qwen2(tie_word_embeddings=tied), qwen2(tie_word_embeddings=tied, vocab_size=45)
+    weights = plain.state_dict()
+    for name, parameter in model.state_dict().items():
+        parameter[: len(weights[name])] = weights[name]
+    model.lm_head.bias = torch.nn.Parameter(torch.where(torch.arange(45) < 37, 0.0, 50.0))
+    plain.lm_head.bias = torch.nn.Parameter(torch.zeros(37))
+    model.num_known_ids = 37
+    return model.eval(), plain.eval()
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_padding_takes_no_probability_and_no_gradient(backend, tied):
+    model, plain = padded(tied)
+    expected = dense(plain, 0.7)
+    policy = Policy(model, "float32", DEVICE, 0.7, train=True, backend=backend)
+    assert torch.allclose(policy(rectangle()).double(), expected, rtol=0, atol=1e-5)
+    model, plain = padded(tied)
+    step = sampled(plain)  # its log-probs are those over the ids that are known
+    options = dict(kernels="required" if backend == "triton" else "off", device=DEVICE)
+    learner = Learner(model, configured(**options), 0)
+    assert learner.sync_gap(step) < 1e-6
+    found, metrics = gradients(learner, step)
+    assert 0 < metrics["policy/entropy"] <= np.log(37)
+    wanted, theirs = gradients(Learner(plain, configured(**options), 0), step)
+    assert metrics["train/loss"] == pytest.approx(theirs["train/loss"], rel=1e-9)
+    for name, gradient in found.items():
+        assert torch.allclose(gradient[: len(wanted[name])], wanted[name], rtol=1e-9, atol=1e-12)
+        assert not gradient[len(wanted[name]) :].any()

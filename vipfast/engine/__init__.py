@@ -93,6 +93,7 @@ def make_engine(config: Config, model: Any, sampling: Any, pad_id: int) -> Any:
     from vipfast.engine.vllm import VllmEngine
     from vipfast.engine.vllm_launch import launch
     from vipfast.policy import model_path
+    from vipfast.vocabulary import num_known_ids
 
     plain = PlainWeights(model, config.sync_bucket_mb * 10**6)
     sleep_level = config.sleep_level if config.device == "cuda" else 0
@@ -107,5 +108,5 @@ def make_engine(config: Config, model: Any, sampling: Any, pad_id: int) -> Any:
         parallel=config.tensor_parallel_size,
         sleeps=sleep_level > 0,
     )
-    options = dict(seeds=config.engine_seeds, sleep_level=sleep_level, device=config.device)
+    options = dict(seeds=config.engine_seeds, sleep_level=sleep_level, device=config.device, num_ids=num_known_ids(model))
     return VllmEngine(llm, params, sampling, positions, plain, **options)

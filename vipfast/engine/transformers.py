@@ -22,6 +22,7 @@ from vipfast.engine.sampling import sample
 from vipfast.engine.weights import copy_weights
 from vipfast.errors import UsageError
 from vipfast.types import Finish
+from vipfast.vocabulary import num_known_ids
 
 PREFILL_TOKENS = 8192
 """Most tokens, padding included, of one prefill pass."""
@@ -40,7 +41,7 @@ class TransformersEngine:
 
     Args:
         model: a causal language model of transformers with "sdpa" or "eager" attention, LoRA-wrapped or not. It may be the
-            very model that trains: its modes and gradients are left as they were found.
+            very model that trains: its modes and gradients stay as they were. Padding ids (vocabulary.py) are never sampled.
         sampling: the run's sampling parameters.
         pad_id: any id of the vocabulary; fills prompts up to a common length and is never attended.
         max_rows: most rollouts decoded at once; more wait their turn. None: no bound.
@@ -76,8 +77,8 @@ class TransformersEngine:
                 f"--model {type(base).__name__} with attention {config._attn_implementation!r}: this engine needs "
                 "position_ids and an attention mask per row; load it with attn_implementation='sdpa'"
             )
-        self.model, self.sampling, self.pad_id, self.max_rows = model, sampling, pad_id, max_rows
-        self.autocast = autocast
+        self.model, self.sampling, self.pad_id = model, sampling, pad_id
+        self.max_rows, self.autocast, self._num_ids = max_rows, autocast, num_known_ids(model)
         self.device = base.get_input_embeddings().weight.device
         self._cache_argument = "cache" if "cache" in accepted else "past_key_values"
         self._keep_argument = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
@@ -92,8 +93,7 @@ class TransformersEngine:
 
     def reset(self) -> None:
         """Forget pending work, cached prompts and their memory."""
-        self._queue = np.zeros(0, ROW)
-        self._rows = np.zeros(0, ROW)
+        self._queue, self._rows = np.zeros(0, ROW), np.zeros(0, ROW)
         self._tokens = np.zeros((0, 0), np.int64)
         self._logp = np.zeros((0, 0), np.float32)
         self._num_rows = 0
@@ -177,11 +177,11 @@ class TransformersEngine:
         return finished
 
     def _forward(self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache) -> torch.Tensor:
-        """One pass; ``ids`` and ``positions`` [n, t], ``mask`` bool [n, t, positions read]. Returns the last logits [n, V]."""
+        """One pass; ``ids``, ``positions`` [n, t], ``mask`` bool [n, t, positions read]. Returns the last logits [n, V]."""
         bias = torch.zeros(mask.shape, dtype=self.model.dtype, device=self.device).masked_fill_(~mask, -torch.inf)[:, None]
         inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": bias, self._cache_argument: cache}
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-            return self.model(**inputs, use_cache=True, **self._keep_argument).logits[:, -1]
+            return self.model(**inputs, use_cache=True, **self._keep_argument).logits[:, -1, : self._num_ids]
 
     def _decode(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Feed the newest id of every row in flight. Returns logits and which of their rows are meant, in row order."""

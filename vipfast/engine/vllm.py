@@ -39,6 +39,8 @@ class VllmEngine:
         sleep_level: what ``sleep`` frees: 0 nothing, 1 moves the weights to host memory, 2 drops them; 1 and 2 free the keys
             and values.
         device: where vLLM samples, "cpu" or "cuda".
+        num_ids: ids from this one on are padding and never sampled; None: there are none. The same number must hold for the
+            policy in the trainer.
     """
 
     name = "vllm"
@@ -54,6 +56,7 @@ class VllmEngine:
         seeds: str = "rollout",
         sleep_level: int = 0,
         device: str = "cpu",
+        num_ids: int | None = None,
     ):
         self.llm, self.sampling, self.positions, self.plain = llm, sampling, positions, plain
         self.sleep_level, self.device = sleep_level, device
@@ -69,6 +72,8 @@ class VllmEngine:
         self._synced = False
         self._own_seeds = seeds == "rollout"
         self._random = _RandomNumbers(device, sampling.seed)
+        if num_ids is not None:
+            self.llm.collective_rpc(_forbid_padding, args=(num_ids,))
 
     @property
     def pending(self) -> int:
@@ -250,6 +255,24 @@ def _reload(worker: Any, weights: Iterator[tuple[str, Any]], tied: dict[str, lis
     finally:
         del model.load_weights
     return told[-1], own
+
+
+def _forbid_padding(worker: Any, num_ids: int) -> None:
+    """Runs in vLLM's worker: logits of ids from ``num_ids`` on are -inf as they leave its model.
+
+    That is before vLLM takes log-probs, raw or processed; its allowed_token_ids and logit_bias are heeded in processed ones
+    alone, and logit_bias is bounded.
+    """
+    model = worker.get_model()
+    compute = type(model).compute_logits.__get__(model)
+
+    def compute_logits(*args: Any, **kwargs: Any) -> torch.Tensor | None:
+        logits = compute(*args, **kwargs)
+        if logits is not None:  # as on ranks that do not sample
+            logits[..., num_ids:] = -torch.inf
+        return logits
+
+    model.compute_logits = compute_logits
 
 
 def _with_tied(weights: Iterator[tuple[str, Any]], tied: dict[str, list[str]], own: set[str]) -> Iterator[tuple[str, Any]]:

@@ -14,6 +14,7 @@ from vipfast.kernels.token_logprob import token_logprob
 from vipfast.learn.batch import Batch
 from vipfast.learn.pack import Packing
 from vipfast.learn.recompute import checkpointed_layers, recomputed
+from vipfast.vocabulary import num_known_ids
 
 RECTANGLES = Packing("rectangles", None, "the default")
 
@@ -73,7 +74,7 @@ class Policy(nn.Module):
         config = self.causal.config.get_text_config()
         scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
         softcap = getattr(config, "final_logit_softcapping", None)
-        self.head = dict(temperature=temperature, logit_scale=scale, softcap=softcap)
+        self.head = dict(temperature=temperature, logit_scale=scale, softcap=softcap, vocab_size=num_known_ids(model))
         self._recomputed = checkpointed_layers(self.body) if recompute and train else []
         if placed:
             self.check()
@@ -162,12 +163,13 @@ class Policy(nn.Module):
     @torch.no_grad()
     def _check_head(self) -> None:
         """Compare body and head with the model's own logits once: architectures differ in what they do to them."""
-        scale, softcap = self.head["logit_scale"], self.head["softcap"]
+        scale, softcap, num_ids = (self.head[name] for name in ("logit_scale", "softcap", "vocab_size"))
         ids = torch.arange(8, device=self.device)[None] % self.lm_head.weight.shape[0]
         expected = self.model(input_ids=ids, use_cache=False).logits
         states = self.body(input_ids=ids, use_cache=False)[0]
         found = nn.functional.linear(states, self.lm_head.weight, self.lm_head.bias) * scale
         found = found if softcap is None else softcap * torch.tanh(found / softcap)
+        found, expected = found[..., :num_ids], expected[..., :num_ids]
         if not torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max())):
             raise UsageError(
                 f"--model {type(self.model).__name__}: its logits are not head(body(ids)) with logit_scale and "
