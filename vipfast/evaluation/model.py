@@ -63,15 +63,15 @@ def find(name: str) -> Source:
     return Source(name, base, folder, run, (*notes, f"model: LoRA adapters on {base}"))
 
 
-def load(source: Source, config: Config):
-    """The policy to sample from, adapters beside its layers as in training.
+def load(source: Source, config: Config, tokenizer):
+    """The policy to sample from, over the ids of ``tokenizer``, adapters beside its layers as in training.
 
     Raises:
         UsageError: no model there, or adapters without the peft library or of another model.
     """
     from vipfast.policy import load_policy
 
-    model = load_policy(config)
+    model = load_policy(config, tokenizer)
     if source.adapter is None:
         return model.to(config.device)
     try:

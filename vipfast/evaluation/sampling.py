@@ -38,7 +38,7 @@ def make_chunks(asked: Evaluation, pools: Sequence[Pool], num_homes: int) -> lis
 
 def open_engine(asked: Evaluation, config: Config, tokenizer, placement: Placement) -> Engine:
     """The engine with the model's weights in it, and the tools of ``config`` around it."""
-    policy = model.load(asked.source, config)
+    policy = model.load(asked.source, config, tokenizer)
     stops = stop_ids(tokenizer, policy.generation_config, config.stop)
     sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, stops, config.seed)
     engine = make_engine(config, policy, sampling, tokenizer.pad_token_id)
