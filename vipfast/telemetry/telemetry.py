@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vipfast.config import Config
+from vipfast.telemetry.health import Health, example
 from vipfast.telemetry.history import History, change, clock, share
 from vipfast.telemetry.plain import PlainView
 from vipfast.telemetry.samples import write_samples
@@ -45,9 +46,10 @@ class Telemetry:
         self.run_dir = Path(run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._path = self.run_dir / "metrics.jsonl"
-        self._history = History(total_steps)
+        self._history, self._health = History(total_steps), Health()
         for line in read_metrics(self._path):
             self._history.add(line)
+            self._health.add(line)
         self._trackers = open_trackers(self.run_dir, config, self.last_step + 1)
         live = sys.stdout.isatty() if console is None else console.is_terminal
         console = console or Console()
@@ -63,6 +65,11 @@ class Telemetry:
     def last_step(self) -> int:
         """The step of the last line in metrics.jsonl, -1 if there is none."""
         return self._history.step
+
+    @property
+    def dead(self) -> str | None:
+        """Why the run learns nothing any more (``Health``), None as long as it may."""
+        return self._health.dead
 
     def start(self) -> None:
         """Open metrics.jsonl and the view; the clock of "time left" starts."""
@@ -104,6 +111,8 @@ class Telemetry:
         for tracker in self._trackers:
             tracker.log(int(step), numbers)
         self._view.update(line, counts_B, sample or ())
+        if dead := self._health.add(line):
+            self.say(f"warning: {dead}{example(sample or ())}")
 
     def say(self, message: str) -> None:
         """Print a line above the live view."""
@@ -145,6 +154,8 @@ class Telemetry:
 
 class NoTelemetry:
     """Takes a ``Telemetry``'s place on ranks other than 0, which write and show nothing."""
+
+    dead = None
 
     def log(self, *line: Any) -> None: ...
 
