@@ -146,7 +146,15 @@ def test_config_reaches_the_trainer_resolved_and_its_exit_code_the_shell(trainer
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [("RewardError", 1), ("SyncError", 1), ("NonFiniteError", 1), ("CheckpointError", 1), ("DataError", 2), ("BudgetError", 2)],
+    [
+        ("RewardError", 1),
+        ("DeadRunError", 1),
+        ("SyncError", 1),
+        ("NonFiniteError", 1),
+        ("CheckpointError", 1),
+        ("DataError", 2),
+        ("BudgetError", 2),
+    ],
 )
 def test_errors_of_a_run_are_one_message_and_an_exit_code(trainer, capsys, error, code):
     trainer.ending = getattr(errors, error)("what and why")

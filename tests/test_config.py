@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from vipfast import atomic
 from vipfast import config as config_module
 from vipfast.config import CHANGEABLE_ON_RESUME, Config
-from vipfast.config_file import load_yaml, read_yaml, save_yaml
+from vipfast.config_file import continued, load_yaml, read_yaml, save_yaml
 from vipfast.errors import UsageError
 
 FIELDS = {field.name for field in dataclasses.fields(Config)}
@@ -48,7 +48,10 @@ def test_permitted_changes_are_fields():
         ({"steps": 1.5}, "--steps 1.5: must be of type int"),
         ({"threads": "2"}, "--threads '2': must be of type int | None"),
         ({"steps": True}, "--steps True: must be of type int"),
-        ({"stop": "</s>"}, "--stop '</s>': must be a list of texts"),
+        ({"stop": "</s>"}, r"--stop '</s>': must be a list of texts: \['</s>'\] in Python, \[</s>\] in YAML"),
+        ({"reward": [1]}, r"--reward \(1,\): must be a list of texts$"),
+        ({"reward_weights": ["a"]}, r"--reward-weights \('a',\): must be a list of numbers$"),
+        ({"trackers": ["wandb", "board"]}, "must be a list of tensorboard, wandb, trackio$"),
         ({"steps": -1}, r"--steps -1: must lie in \[0, "),
         ({"top_p": 0.0}, r"--top-p 0.0: must lie in \(0, 1\]"),
         ({"top_p": float("nan")}, "--top-p nan: must be a finite number"),
@@ -63,6 +66,12 @@ def test_permitted_changes_are_fields():
 def test_bad_option_is_named_with_value_and_remedy(options, message):
     with pytest.raises(UsageError, match=message):
         Config(**options)
+
+
+def test_a_list_is_taken_where_a_tuple_is_wanted():
+    lists = dict(reward=["maths", "a:b"], reward_weights=[1, 0.5], stop=[], tools=["calculator"], metadata_fields=["level"])
+    assert Config(**lists) == Config(**{name: tuple(value) for name, value in lists.items()})
+    assert hash(Config(**lists)) is not None
 
 
 def test_budget_is_the_product():
@@ -123,6 +132,16 @@ def test_yaml_mistake_is_refused_with_file_key_and_remedy(tmp_path, text, messag
     with pytest.raises(UsageError) as error:
         read_yaml(path)
     assert message in str(error.value) and str(error.value).startswith(str(path))
+
+
+def test_a_reward_that_earlier_versions_did_not_record_is_taken_and_one_that_was_stays():
+    untold, told = Config(), Config(reward=("python",))
+    config, notes = continued(untold, told)
+    assert config == told and notes == ["reward = ('python',) (was ())"]
+    assert continued(told, Config()) == continued(told, told) == (told, [])
+    for saved, asked in ((Config(reward=("maths",)), told), (told, Config(reward=("maths",)))):
+        with pytest.raises(UsageError, match="--reward is"):
+            continued(saved, asked)
 
 
 def test_missing_yaml_is_a_usage_error(tmp_path):

@@ -1,7 +1,7 @@
 """The command line of ``scripts/train.py``: Config's fields as flags, over a YAML file; and how a run's end is told to a shell.
 
-Exit codes: 0 done; 1 the run had to stop (reward, sync, non-finite, checkpoint, lost process); 2 bad input; 3 saved and stopped
-on SIGTERM or Ctrl-C.
+Exit codes: 0 done; 1 the run had to stop (reward, nothing learned, sync, non-finite, checkpoint, lost process); 2 bad input;
+3 saved and stopped on SIGTERM or Ctrl-C.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from vipfast import run_folder
 from vipfast.config import Config
 from vipfast.config_file import continued, load_yaml, read_yaml
 from vipfast.distributed import Ranks, join
-from vipfast.errors import CheckpointError, NonFiniteError, RankError, RewardError, SyncError, UsageError
+from vipfast.errors import CheckpointError, DeadRunError, NonFiniteError, RankError, RewardError, SyncError, UsageError
 from vipfast.resolve import backend_notes, resolve
 
 
@@ -72,7 +72,7 @@ def guarded(run: Callable[[Ranks], int], go_on: str) -> int:
     except KeyboardInterrupt:
         _tell(f"stopped at once; {go_on}", ranks)
         return 130
-    except (UsageError, RewardError, SyncError, NonFiniteError, RankError) as error:
+    except (UsageError, RewardError, DeadRunError, SyncError, NonFiniteError, RankError) as error:
         if os.environ.get("VIPFAST_TRACEBACK"):
             raise
         _tell(f"error: {error}", ranks)

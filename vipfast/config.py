@@ -224,10 +224,14 @@ class Config:
     """The run's folder; runs/<task>-<allocator>-s<seed>-<time> unless given."""
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Boards to log to besides metrics.jsonl."""
+    stop_when_dead: bool = False
+    """End the run, saved and with exit code 1, where it would otherwise only say that it learns nothing (rewards missing or all
+    alike for many steps)."""
     sample_rollouts: int = 16
     """Rollouts whose texts and rewards are kept per step in rollouts/STEP.parquet; 0 keeps none."""
 
     def __post_init__(self):
+        config_rules.take_lists(self)
         config_rules.check(self)
 
     @property
@@ -244,8 +248,12 @@ class Config:
 CHANGEABLE_ON_RESUME = frozenset(
     {"steps", "eval_every", "checkpoint_every", "keep", "threads", "trackers", "output_dir", "sample_rollouts"}
     | {"parallel", "dist_timeout", "offload_optimizer", "vllm_memory", "reward_timeout", "reward_workers"}
+    | {"stop_when_dead"}
 )
 """Options a resumed run may change; any other difference is refused by name."""
+
+PYTHON = "python"
+"""The reward of a run to which a function was handed as Trainer(reward=…) in Python."""
 
 CUSTOM = "custom"
 """The task of a run whose prompts were handed to Trainer in Python."""

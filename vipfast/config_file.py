@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from vipfast import atomic
-from vipfast.config import CHANGEABLE_ON_RESUME, Config
+from vipfast.config import CHANGEABLE_ON_RESUME, PYTHON, Config
 from vipfast.config_rules import check_type, flag
 from vipfast.errors import UsageError
 
@@ -81,13 +81,18 @@ def save_yaml(config: Config, path: str | Path) -> None:
 def continued(saved: Config, asked: Config) -> tuple[Config, list[str]]:
     """The config a resumed run goes on with, and a line per permitted change. None in ``asked`` means "as saved".
 
+    Runs of earlier versions did not tell a reward that was given in Python: where no reward is saved, one given now is taken.
+
     Raises:
         UsageError: options outside CHANGEABLE_ON_RESUME differ; each is named with both values.
     """
     old, new = dataclasses.asdict(saved), dataclasses.asdict(asked)
     new = {name: old[name] if value is None else value for name, value in new.items()}
+    if saved.reward == (PYTHON,) and not asked.reward:
+        new["reward"] = saved.reward  # and whoever is to call it finds it missing
     changed = [name for name in new if new[name] != old[name]]
-    refused = [name for name in changed if name not in CHANGEABLE_ON_RESUME]
+    untold = {"reward"} if (saved.reward, asked.reward) == ((), (PYTHON,)) else set()
+    refused = [name for name in changed if name not in CHANGEABLE_ON_RESUME | untold]
     if refused:
         told = "; ".join(f"{flag(name)} is {new[name]}, the run has {old[name]}" for name in refused)
         may = ", ".join(sorted(flag(name) for name in CHANGEABLE_ON_RESUME))

@@ -60,6 +60,13 @@ _RANGES = (
 )
 
 
+def take_lists(config: "Config") -> None:
+    """Make tuples of the lists that a config was given, as one writes them in Python."""
+    for field in dataclasses.fields(config):
+        if isinstance(value := getattr(config, field.name), list):
+            object.__setattr__(config, field.name, tuple(value))
+
+
 def check(config: "Config") -> None:
     """Refuse a config that no model, task or machine could make sense of.
 
@@ -147,8 +154,10 @@ def check_type(name: str, value, hint) -> None:
         allowed = [str(choice) for arm in _arms(hint) for choice in typing.get_args(arm) if typing.get_origin(arm) is Literal]
         wanted = "one of " + ", ".join(allowed) if allowed else f"of type {hint if typing.get_args(hint) else hint.__name__}"
         if typing.get_origin(hint) is tuple:
-            items = [str(choice) for choice in typing.get_args(typing.get_args(hint)[0])] or ["texts"]
-            wanted = f"a list of {', '.join(items)}; in YAML [{value}]"
+            item = typing.get_args(hint)[0]
+            items = [str(choice) for choice in typing.get_args(item)] or ["numbers" if item is float else "texts"]
+            wanted = f"a list of {', '.join(items)}"
+            wanted += f": [{value!r}] in Python, [{value}] in YAML" if isinstance(value, str) else ""
         raise UsageError(f"{flag(name)} {value!r}: must be {wanted}")
 
 

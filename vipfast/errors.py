@@ -21,6 +21,10 @@ class RewardError(RuntimeError):
     """The reward function broke its contract (completions, answers, metadata) -> one float or None per completion."""
 
 
+class DeadRunError(RuntimeError):
+    """The run learns nothing, and --stop-when-dead was set."""
+
+
 class SyncError(RuntimeError):
     """The engine that samples and the policy that trains disagree (DESIGN invariant 9)."""
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from vipfast import gpu_fit, run_folder
-from vipfast.config import CUSTOM, REASONING_GYM, Config
+from vipfast.config import CUSTOM, PYTHON, REASONING_GYM, Config
 from vipfast.config_rules import flag
 from vipfast.distributed import join
 from vipfast.engine import check_engine, choose_engine
@@ -302,7 +302,7 @@ def _idle_options(config: Config, device: str) -> list[str]:
         idle |= {"clip_low": why, "clip_high": why}
     if config.task in ("arithmetic", CUSTOM):
         idle |= dict.fromkeys(_OF_A_DATASET, f"--task {config.task}")
-        if set(config.reward) <= {"task", "exact"}:
+        if set(config.reward) <= {"task", "exact", PYTHON}:
             idle |= dict.fromkeys(("reward_timeout", "reward_workers"), "rewards that need no worker process")
         if "code" not in config.reward:
             idle |= dict.fromkeys(("code_reward", "code_timeout", "code_memory_mb"), "rewards that run no programs")

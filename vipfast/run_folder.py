@@ -4,7 +4,7 @@ import re
 from datetime import datetime
 from pathlib import Path
 
-from vipfast.config import REASONING_GYM, Config
+from vipfast.config import CUSTOM, PYTHON, REASONING_GYM, Config
 from vipfast.errors import UsageError
 
 RUNS = Path("runs")
@@ -47,6 +47,15 @@ def check_fresh(folder: str | Path) -> None:
             f"--output-dir {folder}: already holds a run ({', '.join(found)}); continue it with --resume, or give another "
             "folder"
         )
+
+
+def go_on(config: Config) -> str:
+    """How a run is continued: its command, or the Python that hands it again what no file holds."""
+    if config.task != CUSTOM and PYTHON not in config.reward:
+        return f"python scripts/train.py --resume --output-dir {config.output_dir}"
+    given = ["prompts=…"] if config.task == CUSTOM else []
+    given += ["reward=…"] if PYTHON in config.reward else []
+    return f"Trainer(Config(output_dir={config.output_dir!r}, …), {', '.join(given)}, resume=True).run()"
 
 
 def claim(folder: str | Path) -> None:

@@ -20,14 +20,14 @@ from vipfast.allocate.apart import Apart
 from vipfast.allocate.base import Allocator
 from vipfast.allocate.led import Led
 from vipfast.allocate.uniform import Uniform
-from vipfast.config import CUSTOM, Config
+from vipfast.config import CUSTOM, PYTHON, Config
 from vipfast.config_file import continued, load_yaml, save_yaml
 from vipfast.distributed import join
 from vipfast.dry_run import expected_memory
 from vipfast.engine import choose_engine, make_engine
 from vipfast.engine.base import Sampling
 from vipfast.engine.sampling import stop_ids
-from vipfast.errors import CheckpointError, RewardError, SyncError, UsageError
+from vipfast.errors import CheckpointError, DeadRunError, RewardError, SyncError, UsageError
 from vipfast.evaluate import evaluate
 from vipfast.learn.learner import Learner
 from vipfast.learn.sharding import choose_parallel
@@ -61,7 +61,8 @@ class Trainer:
     Args:
         config: options; fields left None are decided by the model and the task.
         prompts: instead of ``config.task``: texts, or dicts with "prompt", optionally "answer", and any metadata.
-        reward: (completions, answers, metadata) -> one float or None (= cannot be graded) per completion.
+        reward: (completions, answers, metadata) -> one float or None (= cannot be graded) per completion, or a function as
+            TRL or verl take it (rewards/shapes.py); it is tried once before the model is loaded.
         resume: go on from the newest complete checkpoint in ``config.output_dir``.
 
     Raises:
@@ -72,6 +73,8 @@ class Trainer:
         self.ranks = join()
         if prompts is not None:
             config = dataclasses.replace(config, task=CUSTOM)
+        if reward is not None and not config.reward:
+            config = dataclasses.replace(config, reward=(PYTHON,))
         self.config, self.notes, self.restored = self.ranks.decided(lambda: _settled(config, resume))
         config = self.config
         self.ranks.connect(config.device, config.dist_timeout)
@@ -114,7 +117,6 @@ class Trainer:
         self.best: float | None = None
         self.stop = StopRequest()
         self.saved: int | None = None  # step of the last save
-        self.warned = False  # of a step without any score
         num_bytes = checkpoint.run_bytes(self.model, config.keep)
         self.ranks.decided(lambda: checkpoint.check_disk(self.run_dir, num_bytes))
         self.checkpoint_s = 0.0  # of a save since the last line
@@ -137,14 +139,12 @@ class Trainer:
             while self.step < config.steps and (stopped := self._stop_asked()) is None:
                 self._guarded_step()
             self._save()
-            go_on = f"python scripts/train.py --resume --output-dir {self.run_dir}"
-            if config.task == CUSTOM:
-                go_on = f"Trainer(Config(output_dir={str(self.run_dir)!r}, …), prompts=…, reward=…, resume=True).run()"
+            go_on = run_folder.go_on(config)
             if self.step < config.steps:
                 self.telemetry.close({"stopped": f"{stopped} after step {self.step}; all is saved", "continue": go_on})
                 return STOPPED
             self._export("final")
-            self.telemetry.close({"continue": go_on + ("" if config.task == CUSTOM else f" --steps {2 * config.steps}")})
+            self.telemetry.close({"continue": go_on + (f" --steps {2 * config.steps}" if go_on.startswith("python") else "")})
         return DONE
 
     def _open_folder(self) -> None:
@@ -216,6 +216,9 @@ class Trainer:
             self.telemetry.say(self.peaks.table(step, expected_memory(config, self.task)))
         if config.checkpoint_every and step % config.checkpoint_every == 0:
             self._save()
+        if config.stop_when_dead and (dead := self.ranks.decided(lambda: self.telemetry.dead)):
+            self._save()
+            raise DeadRunError(f"--stop-when-dead: {dead}. All is saved; once mended, go on with {run_folder.go_on(config)}")
 
     def _start_or_restore(self) -> None:
         if self.restored is not None:
@@ -269,11 +272,6 @@ class Trainer:
             if num:
                 sample = gathered_rows(rollouts, self.tokenizer.decode, num, self.config.seed, self.step, self.ranks)
         self.ranks.decided(lambda: self._write_line({**common, **metrics, **self.totals}, counts_B, sample))
-        if rollouts is not None and metrics["reward/unscored"] == rollouts.num_rollouts and not self.warned:
-            self.warned = True
-            self.telemetry.say(
-                f"warning: the reward scored none of step {self.step}'s rollouts (None, NaN or an error), so nothing is learned"
-            )
 
     def _write_line(self, line: dict, counts_B: np.ndarray | None, sample: list[dict] | None) -> None:
         with checkpoint.full_disk_told(self.run_dir, f"the line of step {self.step}"):

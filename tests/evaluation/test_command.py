@@ -126,6 +126,16 @@ def test_a_runs_model_brings_sampling_and_task_but_neither_machine_nor_training(
     assert (other.tasks, other.config.prompt_field, other.config.temperature) == (("arithmetic",), None, 0.9)
 
 
+def test_a_run_graded_by_python_asks_what_grades_instead(capsys):
+    make_run("own", reward=("python",))
+    assert command.main(["--model", "own"]) == 2
+    assert "--model own: its run was graded by a function given in Python" in capsys.readouterr().err
+    assert command.parse(["--model", "own", "--reward", "task"]).config.reward == ("task",)
+    make_run("both", reward=("python",), task="custom")
+    assert command.main(["--model", "both"]) == 2
+    assert "say with --task, and with --reward what grades" in capsys.readouterr().err
+
+
 def test_flags_go_over_the_file_and_the_file_over_the_run():
     make_run("run", temperature=0.7, max_new_tokens=9, seed=5)
     Path("more.yaml").write_text("temperature: 0.8\nmax_new_tokens: 10\nallocator: vip\nlearning_rate: 1e-6\n")

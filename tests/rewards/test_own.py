@@ -126,7 +126,7 @@ def test_a_promised_range_is_known_to_the_trainer(choose):
     [
         ("nothing:f", "--reward nothing:f: cannot be used .*No module named 'nothing'"),
         ("mine:absent", "--reward mine:absent: .*no attribute 'absent'"),
-        ("mine:NUMBER", "--reward mine:NUMBER: .*NUMBER is a int, no function"),
+        ("mine:NUMBER", "--reward mine:NUMBER: .*it is a int, no function"),
         ("broken:f", "--reward broken:f: .*no_such_library"),
     ],
 )

@@ -1,6 +1,7 @@
 """Rewards in workers as a run has them: named in the options, graded beside generation, logged by part, gone at the end."""
 
 import gc
+import hashlib
 import json
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from vipfast import Config, Trainer
+from vipfast import Config, Trainer, cli
 from vipfast.errors import DataError, RewardError, UsageError
 from vipfast.tasks.arithmetic import load_pool
 from vipfast.telemetry.metrics import unknown
@@ -112,3 +113,100 @@ def test_prompts_from_python_may_be_graded_by_name_and_not_by_two_at_once(task):
         Trainer(small("arithmetic", "two", reward=("maths",)), prompts=prompts, reward=own)
     with pytest.raises(DataError, match="without a reward"):
         Trainer(small("arithmetic", "none", reward=("task", "maths")), prompts=prompts)
+
+
+def exactly(completions, answers, metadata):
+    return [float(text.strip() == answer) for text, answer in zip(completions, answers)]
+
+
+def test_a_reward_from_python_is_recorded_and_never_replaced_by_the_tasks(tmp_path, capsys):
+    folder = str(tmp_path / "r")
+    assert Trainer(small("arithmetic", folder, steps=2), reward=exactly).run() == 0
+    assert f"Trainer(Config(output_dir={folder!r}, …), reward=…, resume=True).run()" in capsys.readouterr().out
+    assert cli.main(["--resume", "--output-dir", folder]) == 2
+    assert "give it again: Trainer(" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="--reward python: the run's reward was a function given in Python.*give it again"):
+        Trainer(small("arithmetic", folder), resume=True)
+    with pytest.raises(UsageError, match="--reward is"):
+        Trainer(small("arithmetic", folder, reward=("exact",)), resume=True)
+    assert Trainer(small("arithmetic", folder, steps=3), reward=exactly, resume=True).run() == 0
+    assert lines(folder)[-1]["step"] == 3
+
+
+@pytest.mark.parametrize("reward, given", [(exactly, "prompts=…, reward=…"), (None, "prompts=…")])
+def test_prompts_from_python_are_asked_for_again_with_what_came_beside_them(tmp_path, reward, given, capsys):
+    folder, prompts = str(tmp_path / "r"), [{"prompt": f"{i} + 1 =", "answer": str(i + 1)} for i in range(40)]
+    named = {} if reward else {"reward": ["exact"]}
+    assert Trainer(small("arithmetic", folder, steps=1, **named), prompts=prompts, reward=reward).run() == 0
+    told = f"Trainer(Config(output_dir={folder!r}, …), {given}, resume=True).run()"
+    assert told in capsys.readouterr().out
+    assert cli.main(["--resume", "--output-dir", folder]) == 2
+    assert told in capsys.readouterr().err
+    if reward:
+        with pytest.raises(UsageError, match="give it again: Trainer"):
+            Trainer(small("arithmetic", folder), prompts=prompts, resume=True)
+    assert Trainer(small("arithmetic", folder, steps=2, **named), prompts=prompts, reward=reward, resume=True).run() == 0
+
+
+def test_a_run_whose_reward_no_version_recorded_goes_on_with_the_one_given(tmp_path):
+    folder = tmp_path / "r"
+    Trainer(small("arithmetic", str(folder), steps=1), reward=exactly).run()
+    config, state = folder / "config.yaml", folder / "checkpoints" / "step-1" / "state.json"
+    marker = state.with_name("COMPLETE")
+    for file, recorded, earlier in (
+        (config, "reward:\n- python\n", "reward: []\n"),
+        (state, '"reward": {"$tuple": ["python"]}', '"reward": {"$tuple": []}'),
+    ):
+        assert recorded in file.read_text()
+        file.write_text(file.read_text().replace(recorded, earlier))
+    complete = json.loads(marker.read_text())
+    data = state.read_bytes()
+    complete["files"]["state.json"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    marker.write_text(json.dumps(complete))
+    resumed = Trainer(small("arithmetic", str(folder), steps=2), reward=exactly, resume=True)
+    assert "reward = ('python',) (was ())" in resumed.notes and resumed.run() == 0
+
+
+ORDERED = """
+def accuracy(prompts, completions, answer, **kwargs):
+    return [float(text.strip() == gold) for text, gold in zip(completions, answer)]
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": float(solution_str.strip() == ground_truth)}
+"""
+
+
+@pytest.mark.parametrize("name, whose", [("accuracy", "TRL"), ("compute_score", "verl")])
+def test_rewards_of_others_train_as_the_same_reward_of_ones_own(task, name, whose, capsys):
+    Path("theirs.py").write_text(ORDERED)
+    space = {}
+    exec(ORDERED, space)
+    few = dict(steps=2, heldout_prompts=2)
+    assert Trainer(small(task, "own", **few), reward=exactly).run() == 0
+    assert Trainer(small(task, "given", **few), reward=space[name]).run() == 0
+    assert f"reward {name} is called as {whose} calls it" in capsys.readouterr().out.splitlines()
+    assert Trainer(small(task, "named", reward=[f"theirs:{name}"], **few)).run() == 0
+    assert f"reward theirs:{name} is called as {whose} calls it" in capsys.readouterr().out.splitlines()
+    assert lines("own") == lines("given") == lines("named")
+    assert any(line["reward/mean"] > 0 for line in lines("own")[1:])
+
+
+def test_what_is_wired_wrongly_ends_before_a_model_is_loaded(task, monkeypatch, capsys):
+    monkeypatch.setattr("vipfast.trainer.load_policy", lambda *args: pytest.fail("a model was loaded"))
+    Path("theirs.py").write_text("def two(completions, answers):\n    return [0.0] * len(completions)\n")
+    for names in (["theirs:two"], ["maths", "theirs:two"]):
+        flags = [
+            "--reward-workers",
+            "1",
+            "--prompts-per-step",
+            "4",
+            "--vigor-num-rounds",
+            "2",
+            "--device",
+            "cpu",
+            "--threads",
+            "1",
+        ]
+        assert cli.main(["--task", task, "--reward", *names, *flags]) == 2
+        assert "missing 1 required positional argument: 'answers'" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="reward=<lambda>: its parameters.*do not fit"):
+        Trainer(small(task, "r"), reward=lambda texts: [0.0])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vipfast.config import Config
+from vipfast.config import CUSTOM, PYTHON, Config
 from vipfast.config_file import load_yaml, read_yaml
 from vipfast.config_rules import flag
 from vipfast.errors import UsageError
@@ -20,7 +20,7 @@ TRAINING = frozenset(
     budget_unit objective predictor vigor_m0 vigor_num_rounds vigor_alpha vigor_gamma score round_mode update_on correction
     reward_shape estimator weighting length_term clip_low clip_high beta updates_per_step epochs learning_rate lr_schedule
     warmup_steps weight_decay optimizer offload_optimizer max_grad_norm micro_batch_tokens packing gradient_checkpointing
-    kernels max_nonfinite steps eval_every eval_samples checkpoint_every keep trackers sample_rollouts""".split()
+    kernels max_nonfinite steps eval_every eval_samples checkpoint_every keep stop_when_dead trackers sample_rollouts""".split()
 )
 """Config's fields that an evaluation does not read: no flags of its command."""
 
@@ -152,6 +152,12 @@ def settle(flags: Flags, source: Source, trained_on: Config | None, notes: list[
             raise UsageError(f"{flag(name)} {value}: must lie in [1, {most}]")
     if flags.k and not 1 <= min(flags.k) <= max(flags.k) <= samples:
         raise UsageError(f"--k {' '.join(map(str, flags.k))}: must lie in [1, {samples}], as far as --samples {samples} reach")
+    if PYTHON in flags.reward:
+        on_what = "--task, and with " if CUSTOM in tasks else ""
+        raise UsageError(
+            f"--model {source.name}: its run was graded by a function given in Python, which cannot be called from here; say "
+            f"with {on_what}--reward what grades: task, maths, code, exact, or a function of your own as module:function"
+        )
     powers = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
     greedy = flags.temperature == 0
     if greedy and samples > 1:

@@ -3,11 +3,14 @@
 import math
 import os
 import re
+from typing import Any
 
-from vipfast.config import Config
-from vipfast.errors import UsageError
+from vipfast.config import PYTHON, Config
+from vipfast.errors import DataError, UsageError
 from vipfast.rewards.base import Reward
 from vipfast.rewards.combined import Combined
+from vipfast.rewards.given import Given
+from vipfast.run_folder import go_on
 
 NAMED = ("task", "maths", "code", "exact")
 _OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -20,8 +23,13 @@ def check_reward(config: Config) -> None:
         UsageError: an unknown name, one that comes twice, or weights that do not fit.
     """
     for name in config.reward:
-        if name not in NAMED and not _OWN.fullmatch(name):
+        if name not in (*NAMED, PYTHON) and not _OWN.fullmatch(name):
             raise UsageError(f"--reward {name}: unknown; give {', '.join(NAMED)}, or a function of your own as module:function")
+    if PYTHON in config.reward and (len(config.reward) > 1 or config.reward_weights):
+        raise UsageError(
+            f"--reward {' '.join(config.reward)}: a reward given in Python is the only one and has no --reward-weights; to "
+            "combine several, name them as module:function"
+        )
     if len(set(config.reward)) < len(config.reward):
         raise UsageError(f"--reward {' '.join(config.reward)}: names one twice; give it once, with the sum of its weights")
     weights = config.reward_weights
@@ -84,7 +92,30 @@ def _named(name: str | Reward, config: Config) -> Reward:
         return Maths(**limits)
     from vipfast.rewards.own import Own
 
-    return Own(name, **limits)
+    return Own(name, **limits, gold_names=gold_names(config), task=config.task)
+
+
+def gold_names(config: Config) -> tuple[str, ...]:
+    """What the gold answer is called in the dataset, as far as --answer-field says it; rewards for TRL ask by that name."""
+    return (config.answer_field.rpartition(".")[2],) if config.answer_field else ()
+
+
+def given_reward(config: Config, reward: Any) -> Given | None:
+    """The reward that was given in Python, if one was.
+
+    Raises:
+        UsageError: it cannot be called; there is one in the options too; or the options tell of one and it is not here.
+    """
+    if reward is None:
+        if PYTHON in config.reward:
+            raise UsageError(
+                f"--reward {PYTHON}: the run's reward was a function given in Python, which no file holds; give it again: "
+                f"{go_on(config)}. A new run takes {', '.join(NAMED)}, or module:function"
+            )
+        return None
+    if config.reward not in ((), (PYTHON,)):
+        raise DataError(f"--reward {' '.join(config.reward)}: reward= was given in Python too; leave one of them out")
+    return Given(reward, gold_names=gold_names(config), task=config.task)
 
 
 def default_workers() -> int:

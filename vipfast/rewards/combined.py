@@ -19,15 +19,19 @@ class Combined:
         verifier = self.rewards[0]
         self.reward_range, self.has_answers = getattr(verifier, "reward_range", None), getattr(verifier, "has_answers", False)
         self.beside = any(getattr(reward, "beside", False) for reward in self.rewards)
+        self.wants = tuple(dict.fromkeys(name for reward in self.rewards for name in getattr(reward, "wants", ())))
 
     def close(self) -> None:
         for reward in self.rewards:
             if close := getattr(reward, "close", None):
                 close()
 
-    def __call__(self, completions: list[str], answers: list, metadata: list[dict]) -> list[Verdict]:
-        columns = [reward(completions, answers, metadata) for reward in self.rewards]
-        return [self._joined(row) for row in zip(*columns)]
+    def __call__(self, completions: list[str], answers: list, metadata: list[dict], **columns: list) -> list[Verdict]:
+        found = []
+        for reward in self.rewards:
+            wanted = {name: columns[name] for name in getattr(reward, "wants", ())}
+            found.append(reward(completions, answers, metadata, **wanted))
+        return [self._joined(row) for row in zip(*found)]
 
     def _joined(self, row: Sequence[Verdict]) -> Verdict:
         errors = [f"{name}: {part.error}" for name, part in zip(self.names, row) if part.error is not None]

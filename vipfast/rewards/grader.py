@@ -1,7 +1,6 @@
 """Calls the reward function and keeps its failures from becoming wrong labels: a failure is unscored, never a zero."""
 
 import math
-import numbers
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -11,10 +10,9 @@ import numpy as np
 
 from vipfast.engine.base import Finished
 from vipfast.errors import RewardError
-from vipfast.rewards.base import Grades, Reward, Verdict
+from vipfast.rewards.base import Grades, Reward, Verdict, verdicts
+from vipfast.rewards.shapes import shown
 from vipfast.types import ZERO_ONE, Finish, Prompt, RewardRange
-
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 class Grader:
@@ -42,6 +40,7 @@ class Grader:
         self.truncated, self.max_errors, self.binary_at, self.go_on = truncated, max_errors, binary_at, go_on
         self.names, self.weights = getattr(reward, "names", ()), np.array(getattr(reward, "weights", (1.0,)))
         self.beside, self.has_answers = getattr(reward, "beside", False), getattr(reward, "has_answers", False)
+        self.wants = getattr(reward, "wants", ())
         self.errors_in_a_row = 0
         self._lock = threading.Lock()
         self.start_count()
@@ -92,18 +91,18 @@ class Grader:
                 range, or ``max_errors`` failures in a row.
         """
         graded = [i for i, row in enumerate(finished) if row.finish != Finish.ERROR]
-        verdicts = [Verdict(None)] * len(finished)
+        found = [Verdict(None)] * len(finished)
         texts = self.decode([finished[i] for i in graded])
-        for i, verdict in zip(graded, self._call(texts, [prompts[i] for i in graded])):
+        for i, verdict in zip(graded, self._call(texts, [prompts[i] for i in graded], [finished[i] for i in graded])):
             cut = self.truncated == "zero" and finished[i].finish == Finish.LENGTH
-            verdicts[i] = replace(verdict, reward=0.0, others=(0.0,) * (len(self.weights) - 1)) if cut else verdict
-        verified = _column(verdict.reward for verdict in verdicts)
+            found[i] = replace(verdict, reward=0.0, others=(0.0,) * (len(self.weights) - 1)) if cut else verdict
+        verified = _column(verdict.reward for verdict in found)
         if self.binary_at is not None:
             verified = np.where(np.isnan(verified), np.nan, verified >= self.binary_at)
-        rewards, answers = verified, [verdict.answer for verdict in verdicts]
+        rewards, answers = verified, [verdict.answer for verdict in found]
         if self.names:
             missing = (None,) * (len(self.names) - 1)
-            others = [_column(column) for column in zip(*(verdict.others or missing for verdict in verdicts))]
+            others = [_column(column) for column in zip(*(verdict.others or missing for verdict in found))]
             rewards, verified = self._summed(np.stack([verified, *others], 1))
         return Grades(rewards, verified, answers)
 
@@ -121,26 +120,29 @@ class Grader:
             raise RewardError(f"the reward returned {reward:g}, outside its own reward_range {promised}; mend one of them")
         return verdict
 
-    def _call(self, texts: list[str], prompts: list[Prompt]) -> list[Verdict]:
+    def _call(self, texts: list[str], prompts: list[Prompt], rows: list[Finished]) -> list[Verdict]:
         """The verdicts of a batch; after an exception one by one, so that only the failing completion stays unscored."""
         if not texts:
             return []
+        columns = shown(self.wants, prompts, texts, [row.last_turn for row in rows])
         try:
-            values = self.reward(texts, [prompt.answer for prompt in prompts], [prompt.metadata for prompt in prompts])
+            values = self.reward(
+                texts, [prompt.answer for prompt in prompts], [prompt.metadata for prompt in prompts], **columns
+            )
         except Exception as error:  # noqa: BLE001 - it is the user's code, and may raise anything
             if len(texts) > 1:
-                return [self._call([text], [prompt])[0] for text, prompt in zip(texts, prompts)]
+                return [self._call([text], [prompt], [row])[0] for text, prompt, row in zip(texts, prompts, rows)]
             self._failed(f"{type(error).__name__}: {error}", texts[0], prompts[0], error)
             return [Verdict(None)]
-        verdicts = [self._in_range(_verdict(value)) for value in _checked(values, len(texts))]
-        for verdict, text, prompt in zip(verdicts, texts, prompts):
+        found = [self._in_range(verdict) for verdict in verdicts(values, len(texts))]
+        for verdict, text, prompt in zip(found, texts, prompts):
             with self._lock:
                 self.num_timeouts += verdict.timed_out
                 if verdict.error is None:
                     self.errors_in_a_row = 0
             if verdict.error is not None:
                 self._failed(verdict.error, text, prompt)
-        return verdicts
+        return found
 
     def _failed(self, what: str, text: str, prompt: Prompt, cause: Exception | None = None) -> None:
         with self._lock:
@@ -160,30 +162,3 @@ def _column(values: Iterable[float | None]) -> np.ndarray:
 
 def _short(text: str, limit: int = 400) -> str:
     return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 2 :]}"
-
-
-def _checked(values, wanted: int) -> Sequence:
-    if isinstance(values, dict | str | bytes | set):
-        raise RewardError(f"the reward returned a {type(values).__name__}; return a list with one float or None per completion")
-    if not hasattr(values, "__len__") or len(values) != wanted:
-        got = f"{len(values)} values" if hasattr(values, "__len__") else f"a {type(values).__name__}"
-        raise RewardError(f"the reward returned {got} for {wanted} completions; return a list with one float or None each")
-    return values
-
-
-def _verdict(value) -> Verdict:
-    if isinstance(value, Verdict):
-        reward = _number(value.reward)
-        return value if reward == value.reward else replace(value, reward=reward)
-    return Verdict(_number(value))
-
-
-def _number(value) -> float | None:
-    if value is None:
-        return None
-    if not isinstance(value, numbers.Real) and not (hasattr(value, "item") and np.ndim(value) == 0):
-        raise RewardError(f"the reward returned {value!r}; return one float, or None for 'cannot be graded', per completion")
-    # Stored as float32: what overflows there would reach the loss as an infinity.
-    if value > _LARGEST or value < -_LARGEST:
-        raise RewardError("the reward returned a number beyond ±3.4e38; return finite numbers, or None for 'cannot be graded'")
-    return None if value != value else float(value)

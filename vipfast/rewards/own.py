@@ -5,18 +5,21 @@ import importlib
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
 
 from vipfast.errors import UsageError
 from vipfast.rewards.base import Verdict
 from vipfast.rewards.pool import Outcome, Pool
-from vipfast.types import RewardRange
+from vipfast.rewards.shapes import REMEDY, shaped, shown
+from vipfast.rewards.trial import judge, pick
+from vipfast.types import Prompt, RewardRange
 
 
 class Own:
-    """Calls (completions, answers, metadata) -> [float, None or Verdict], one completion at a time (``rewards.base.Reward``).
+    """Calls the function, in whatever way it wants to be (rewards/shapes.py), on one completion at a time; a
+    ``rewards.base.Reward``.
 
     What raises, takes longer than its limit or returns anything else than one finite number or None leaves its rollout
     unscored, with the error named. Calls are dealt to several workers, so a reward must not count on what an earlier one kept.
@@ -25,30 +28,45 @@ class Own:
         name: "module:function", importable as in the folder the run was started from.
         workers: calls at a time.
         timeout_s: seconds a call may take.
+        gold_names, task: as in ``rewards.shapes.shaped``.
 
     Raises:
-        UsageError: there is no such module or function.
+        UsageError: there is no such module or function, or it cannot be called in any of the ways there are.
     """
 
     beside = True
 
-    def __init__(self, name: str, *, workers: int, timeout_s: float):
-        self.timeout_s = timeout_s
-        self.pool = Pool("vipfast.rewards.own:child", (name, os.getcwd()), workers=workers, timeout_s=timeout_s)
+    def __init__(self, name: str, *, workers: int, timeout_s: float, gold_names: Sequence[str] = (), task: str = ""):
+        self.name, self.timeout_s = name, timeout_s
+        how = (name, os.getcwd(), tuple(gold_names), task)
+        self.pool = Pool("vipfast.rewards.own:child", how, workers=workers, timeout_s=timeout_s)
         try:
-            low_high_binary, self.has_answers = self.pool.facts()
+            low_high_binary, self.has_answers, self.wants, self.whose = self.pool.facts()
         except RuntimeError as error:
             self.pool.close()
             raise UsageError(
                 f"--reward {name}: cannot be used ({error}); give maths, code, exact, task, or an importable module:function"
             ) from error
         self.reward_range = low_high_binary and RewardRange(*low_high_binary)
+        self.note = f"reward {name} is called as {self.whose} calls it" if self.whose else None
 
     def close(self) -> None:
         self.pool.close()
 
-    def __call__(self, completions: list[str], answers: list, metadata: list[dict]) -> list[Verdict]:
-        return [self._verdict(outcome) for outcome in self.pool.map(zip(completions, answers, metadata))]
+    def check_golds(self, prompts: Sequence[Prompt], seed: int) -> list[str]:
+        """One trial call, in a worker (rewards/trial.py).
+
+        Raises:
+            UsageError: it shows that the reward is wired wrongly.
+        """
+        prompt, text = pick(prompts)
+        columns = shown(self.wants, [prompt], [text], [prompt.tokens])
+        (verdict,) = self([text], [prompt.answer], [prompt.metadata], **columns)
+        return judge(f"--reward {self.name}", self.whose, verdict, prompt, text, REMEDY)
+
+    def __call__(self, completions: list[str], answers: list, metadata: list[dict], **columns: list) -> list[Verdict]:
+        shares = [dict(zip(columns, row)) for row in zip(*columns.values())] or [{}] * len(completions)
+        return [self._verdict(outcome) for outcome in self.pool.map(zip(completions, answers, metadata, shares))]
 
     def _verdict(self, outcome: Outcome) -> Verdict:
         if outcome.gave_up == "time":
@@ -58,22 +76,21 @@ class Own:
         return Verdict(*outcome.value)
 
 
-def child(name: str, folder: str) -> Callable:
+def child(name: str, folder: str, gold_names: Sequence[str] = (), task: str = "") -> Callable:
     """In the worker: the user's function, which takes and gives single values."""
     if folder not in sys.path:
         sys.path.insert(0, folder)
     module, _, function = name.partition(":")
     reward = getattr(importlib.import_module(module), function)
-    if not callable(reward):
-        raise TypeError(f"{function} is a {type(reward).__name__}, no function")
+    called = shaped(reward, gold_names=gold_names, task=task)
 
-    def call(completion: str, answer, metadata: dict) -> tuple[float | None, str | None]:
-        value = _single(reward([completion], [answer], [metadata]))
+    def call(completion: str, answer, metadata: dict, columns: dict) -> tuple[float | None, str | None]:
+        value = _single(called.call([completion], [answer], [metadata], **{key: [value] for key, value in columns.items()}))
         return (_number(value.reward), value.answer) if isinstance(value, Verdict) else (_number(value), None)
 
     promised = getattr(reward, "reward_range", None)
     promised = promised and (promised.low, promised.high, promised.binary)
-    call.facts = promised, bool(getattr(reward, "has_answers", False))
+    call.facts = promised, bool(getattr(reward, "has_answers", False)), called.wants, called.whose
     return call
 
 
@@ -81,7 +98,7 @@ def _single(values) -> Any:
     if isinstance(values, dict | str | bytes | set) or not hasattr(values, "__len__"):
         raise TypeError(f"it returned a {type(values).__name__}; return a list with one float or None per completion")
     if len(values) != 1:
-        raise ValueError(f"it returned {len(values)} values for 1 completion; return one float or None each")
+        raise TypeError(f"it returned {len(values)} values for 1 completion; return one float or None each")
     return values[0]
 
 
