@@ -88,7 +88,7 @@ def test_line_separators_inside_a_string_do_not_split_a_row(tmp_path):
         ('{"answer": "p"}', "--prompt-field"),
         ("not json", "line 1 is not JSON"),
         ("[1]", "line 1 is not a JSON object"),
-        ('{"text": "p", "label": 1}', "--prompt-field: none of prompt, question, problem .*name one of label, text"),
+        ('{"text": "p", "label": 1}', "--prompt-field: none of prompt, question, problem, messages.*name one of label, text"),
     ],
 )
 def test_unusable_files_say_why(tmp_path, content, message):

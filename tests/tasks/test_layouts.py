@@ -21,7 +21,7 @@ EXPECTED = {
     "dapo_math_text.jsonl": ("DAPO-Math", "maths", ["6", "5", "2"], {"subject": "MATH", "source": "math_dapo"}),
     "math.jsonl": ("MATH or Minerva", "maths", [FIVE_SIXTHS, "3", "6"], {"level": 3, "subject": "Counting & Probability"}),
     "math500.jsonl": ("MATH-500", "maths", ["4", HALF, "(-2,2)"], {"level": 4, "subject": "Intermediate Algebra"}),
-    "gsm8k.jsonl": ("GSM8K", "exact", ["14", "1,200", "8", "0.25"], {}),
+    "gsm8k.jsonl": ("GSM8K", "maths", ["14", "1,200", "8", "0.25"], {}),
     "aime24.jsonl": ("AIME or AMC", "maths", ["78", "3", "25"], {}),
     "aime25.jsonl": ("AIME or AMC", "maths", ["8", "880", "970"], {}),
     "aime_years.csv": ("AIME or AMC", "maths", ["4", "3", "012"], {"year": "2001"}),
@@ -45,6 +45,13 @@ def test_sample_loads_as_its_layout(name):
     assert notes[0].startswith(f"layout: {layout} (") and wanted == verifier
     assert [record.answer for record in records] == answers
     assert records[-1].metadata == metadata and all(record.prompt for record in records)
+
+
+def test_gsm8k_is_graded_as_exact_where_the_maths_library_is_missing(monkeypatch):
+    monkeypatch.setattr("vipfast.tasks.layouts.find_spec", lambda name: None)
+    _, verifier, notes = load(SAMPLES / "gsm8k.jsonl")
+    remedy = " (as maths once math-verify is installed: pip install 'vipfast[tasks]')"
+    assert verifier == "exact" and notes[0] == "layout: GSM8K (question, answer), graded as exact" + remedy
 
 
 def test_every_sample_is_expected():

@@ -11,6 +11,7 @@ from vipfast.errors import DataError
 from vipfast.tasks.base import load_task
 from vipfast.tasks.dataset import load_records
 from vipfast.tasks.reading import rows_of
+from vipfast.tasks.values import as_json
 
 
 class Bytes:
@@ -135,10 +136,14 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )
-MESSAGES = st.lists(st.fixed_dictionaries({}, optional={"role": VALUES, "content": VALUES}), max_size=2)
+PARTS = st.lists(st.fixed_dictionaries({}, optional={"type": st.sampled_from(["text", "image"]), "text": VALUES}), max_size=2)
+SAID = {"role": st.sampled_from(["user", "assistant"]) | VALUES, "content": VALUES | PARTS}
+SAID |= {"from": st.sampled_from(["human", "gpt"]) | VALUES, "value": VALUES}
+MESSAGES = st.lists(st.fixed_dictionaries({}, optional=SAID), max_size=2)
 COLUMNS = (
-    "prompt question problem answer solution final_answer question_content public_test_cases private_test_cases starter_code "
-    "metadata level type subject data_source year id unique_id context image images modality ability contest_date"
+    "messages conversations prompt question problem answer solution final_answer question_content public_test_cases "
+    "private_test_cases starter_code metadata level type subject data_source year id unique_id context image images modality "
+    "ability contest_date"
 ).split()
 ROW = st.dictionaries(st.sampled_from(COLUMNS), VALUES | MESSAGES, max_size=6) | st.fixed_dictionaries(
     {"prompt": VALUES | MESSAGES, "reward_model": VALUES | st.fixed_dictionaries({"ground_truth": VALUES})}
@@ -157,6 +162,9 @@ def test_any_values_load_or_end_in_one_error_that_names_an_option(tmp_path, rows
         assert "--task" in str(error) or "-field" in str(error)
     else:
         assert all(len(prompt.tokens) and prompt.text for prompt in task.train)
+        written = json.dumps(rows, ensure_ascii=False)
+        for prompt in task.train:  # what is JSON was a text in the file
+            assert not isinstance(as_json(prompt.text), list | dict) or json.dumps(prompt.text, ensure_ascii=False) in written
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

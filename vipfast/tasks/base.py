@@ -14,7 +14,9 @@ from vipfast.errors import DataError
 from vipfast.rewards.base import Reward
 from vipfast.rewards.choose import choose_reward, default_workers, given_reward
 from vipfast.run_folder import go_on
+from vipfast.tasks.chat import NotShown, read_chat, split_reply
 from vipfast.tasks.templates import Template
+from vipfast.tasks.values import Unreadable, plain
 from vipfast.types import Prompt
 
 
@@ -110,21 +112,22 @@ def load_task(config: Config, tokenizer, prompts: Sequence | None = None, reward
     return Task(name, pool, held, reward, notes, own_heldout=heldout is not None)
 
 
-def _own_record(row) -> Record:
-    if isinstance(row, str):
-        return Record(row)
-    prompt = row.get("prompt") if isinstance(row, dict) else None
-    chat = (
-        isinstance(prompt, list)
-        and bool(prompt)
-        and all(isinstance(part, dict) and {"role", "content"} <= part.keys() for part in prompt)
-    )
-    if not isinstance(prompt, str) and not chat:
+def _own_record(row: Any) -> Record:
+    """A prompt handed over from Python; of ShareGPT's dialogues the last turn is the answer, unless there is one."""
+    given = row if isinstance(row, dict) else {"prompt": row}
+    prompt, reply = given.get("prompt"), None
+    try:
+        chat = read_chat(prompt)
+    except (NotShown, Unreadable) as error:
+        raise DataError(f"prompts: the key 'prompt' of {row!r:.300} {error}") from error
+    if chat is not None:
+        prompt, reply = split_reply(chat.messages) if chat.sharegpt else (chat.messages, None)
+    elif not isinstance(prompt, str):
         raise DataError(
-            f"prompts: got {row!r}; give texts, or dicts with the key 'prompt' (a text, or messages with role and content) and "
-            "optionally 'answer'"
+            f"prompts: got {row!r:.300}; give texts, or dicts with the key 'prompt' (a text, or messages with role and "
+            "content) and optionally 'answer'"
         )
-    return Record(row["prompt"], row.get("answer"), {k: v for k, v in row.items() if k not in ("prompt", "answer")})
+    return Record(prompt, given.get("answer", reply), {k: v for k, v in given.items() if k not in ("prompt", "answer")})
 
 
 def prompt_uid(task: str, text: str, answer: Any, metadata: dict) -> str:
@@ -134,20 +137,13 @@ def prompt_uid(task: str, text: str, answer: Any, metadata: dict) -> str:
         DataError: answer or metadata is no plain value, so it has no spelling that the next process would find again.
     """
     try:
-        payload = json.dumps([task, text, answer, metadata], sort_keys=True, default=_plain, ensure_ascii=False)
+        payload = json.dumps([task, text, answer, metadata], sort_keys=True, default=plain, ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise DataError(
             f"prompts: answer or metadata of {text!r} cannot be kept by value ({error}); use numbers, texts, lists and dicts "
             "with text keys, and look everything else up in the reward"
         ) from error
     return hashlib.blake2b(payload.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    """NumPy's scalars and arrays as Python's own."""
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} is no plain value")
 
 
 class Merger:
@@ -177,11 +173,12 @@ def tokenize(
     """Records -> distinct prompts; appends to ``notes`` how many were merged, conflicting or dropped.
 
     Duplicates (same text, answer and metadata) are one prompt with one budget. The same text with different answers stays as
-    separate prompts and is reported. Prompts longer than ``max_prompt_tokens`` are dropped and counted.
+    separate prompts and is reported. Prompts longer than ``max_prompt_tokens`` are dropped and counted. A prompt that ends with
+    words of the assistant is one that the policy goes on with.
     """
     merger = Merger()
     records = merger.distinct(records)
-    shown = [template.text(record.prompt) for record in records]
+    shown = [_worded(record.prompt, template) for record in records]
     if broken := [text for text in shown if text != text.encode("utf-8", "replace").decode()]:
         raise DataError(f"--task {task}: {len(broken)} prompts hold half a surrogate pair, e.g. {broken[0]!r}")
     prompts: dict[str, Prompt] = {}
@@ -201,6 +198,8 @@ def tokenize(
         limit = f"--max-prompt-tokens {max_prompt_tokens}"
         notes.append(f"{num_long} of {len(records)} prompts dropped: empty, or longer than {limit}")
     notes += merger.notes()
+    if begun := sum(_begun(record.prompt) for record in records):
+        notes.append(f"{begun} of {len(records)} prompts end with words of the assistant, which the policy goes on with")
     if conflicts := [text for text, count in answers_per_text.items() if count > 1]:
         notes.append(f"{len(conflicts)} texts come with different answers, e.g. {conflicts[0]!r}")
     return list(prompts.values())
@@ -221,6 +220,17 @@ def split_heldout(pool: list[Prompt], num_heldout: int) -> tuple[list[Prompt], l
 def for_evaluation(prompts: Sequence[Prompt]) -> list[Prompt]:
     """Prompts as an evaluation poses them: those with hidden tests are graded by these (metadata ``use_hidden``)."""
     return [replace(p, metadata={**p.metadata, "use_hidden": True}) if p.metadata.get("hidden_tests") else p for p in prompts]
+
+
+def _begun(prompt: str | list[dict]) -> bool:
+    return not isinstance(prompt, str) and prompt[-1]["role"] == "assistant"
+
+
+def _worded(prompt: str | list[dict], template: Template) -> str:
+    """The text the policy sees: what the assistant has begun stands in the turn that is the policy's to end."""
+    if not _begun(prompt):
+        return template.text(prompt)
+    return template.text(prompt[:-1]) + ("" if template.chat else "\n\n") + prompt[-1]["content"]
 
 
 def _problem(prompt: str | list[dict]) -> str:

@@ -1,27 +1,34 @@
 """Prompts from files, folders and the hub: rows (reading.py) in a known layout (layouts.py) become distinct records."""
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from vipfast.config import Config
 from vipfast.errors import DataError
 from vipfast.tasks.base import Merger, Record
+from vipfast.tasks.chat import NotShown
 from vipfast.tasks.layouts import (
     ANSWER_FIELDS,
     CODE,
+    EXACT,
+    LAST_TURN,
     PROMPT_FIELDS,
     Layout,
+    answer_of,
     detail_columns,
     details,
+    dialogue,
     formulas_graded_as_exact,
     has_pictures,
     own,
-    prompt_of,
+    posed,
     recognise,
 )
 from vipfast.tasks.programs import read_tests, wording
 from vipfast.tasks.reading import rows_of
-from vipfast.tasks.values import as_text, get
+from vipfast.tasks.values import Unreadable, as_text, get, plain
 
 SAMPLE = 1000
 """Rows by whose columns a layout is recognised."""
@@ -30,31 +37,33 @@ SAMPLE = 1000
 def load_records(config: Config, notes: list[str]) -> tuple[list[Record], str]:
     """Read the rows of ``config.task``.
 
-    Answers become text by one rule: a text stays as written, a whole float loses its ".0", everything else is written as JSON.
-    Rows without a prompt or an answer (null, NaN or empty) are left out, and equal rows merged, before anything is tokenised.
+    Values become text by one rule (values.py), and chats plain messages (chat.py). Rows without a prompt or an answer (null,
+    NaN or empty) and those with pictures are left out, and equal rows merged, before anything is tokenised.
 
     Returns:
         Distinct records, and the verifier their answers want: "maths", "exact" or "code". ``notes`` gets a sentence on the
         layout, and one that counts what was left out or merged.
 
     Raises:
-        DataError: file not found or not readable, unknown format, missing column, or no rows.
+        DataError: file not found or not readable, unknown format, missing column, a value that is no text, or no rows.
     """
     rows = rows_of(config, notes)
     sample = list(itertools.islice(rows, SAMPLE))
     if not sample:
         raise DataError(f"--task {config.task}: holds no rows")
     layout = None if config.prompt_field or config.answer_field else recognise(sample, config.task)
-    layout = layout or own(
-        _field("--prompt-field", config.prompt_field, PROMPT_FIELDS, sample),
-        _field("--answer-field", config.answer_field, ANSWER_FIELDS, sample),
-    )
+    layout = layout or _own(config, sample)
     notes.append(f"layout: {layout.name} ({layout.prompt}, {layout.answer}), graded as {layout.verifier}")
-    notes += [] if config.reward else formulas_graded_as_exact(sample, layout)
+    if layout.name == "GSM8K" and layout.verifier == EXACT:
+        notes[-1] += " (as maths once math-verify is installed: pip install 'vipfast[tasks]')"
+    if layout.verifier == EXACT and not config.reward:
+        records = _records(config.task, iter(sample), layout, [], (), Counter())
+        notes += formulas_graded_as_exact([record.answer for record in records])
     carried = [name for name in ("gold_ids", "supporting") if any(get(row, name) is not None for row in sample)]
     carried += [_field("--metadata-fields", name, (), sample) for name in config.metadata_fields]
-    merger, counts = Merger(), {"rows": 0, "kept": 0, "pictures": 0, "private only": 0}
-    records = merger.distinct(_records(itertools.chain(sample, rows), layout, detail_columns(sample), carried, counts))
+    merger, counts = Merger(), Counter()
+    rows = itertools.chain(sample, rows)
+    records = merger.distinct(_records(config.task, rows, layout, detail_columns(sample), carried, counts))
     if not records:
         what = "a test that can be read" if layout.verifier == CODE else f"both {layout.prompt!r} and {layout.answer!r}"
         pictures = f", without pictures ({counts['pictures']} have some)" if counts["pictures"] else ""
@@ -72,28 +81,62 @@ def load_records(config: Config, notes: list[str]) -> tuple[list[Record], str]:
 
 
 def _records(
-    rows: Iterator[dict], layout: Layout, columns: list, carried: Sequence[str], counts: dict[str, int]
+    task: str, rows: Iterator[dict], layout: Layout, columns: list, carried: Sequence[str], counts: Counter
 ) -> Iterator[Record]:
     for row in rows:
         counts["rows"] += 1
-        if has_pictures(row, layout):
+        place = f"--task {task}: row {counts['rows']}, column"
+        try:
+            record = _record(place, row, layout, counts)
+        except NotShown:
             counts["pictures"] += 1
             continue
-        record = _program(row, layout, counts) if layout.verifier == CODE else _problem(row, layout)
         if record is not None:
             counts["kept"] += 1
             record.metadata.update(details(row, columns))
-            record.metadata.update({name.rpartition(".")[2]: get(row, name) for name in carried})
+            for name in carried:
+                with _placed(place, name):
+                    record.metadata[name.rpartition(".")[2]] = plain(get(row, name))
             yield record
 
 
-def _problem(row: dict, layout: Layout) -> Record | None:
-    prompt, answer = prompt_of(row, layout), get(row, layout.answer)
-    answer = None if answer is None else layout.final(answer)
+@contextmanager
+def _placed(place: str, column: str) -> Iterator[None]:
+    """Say where a value was found that cannot be read."""
+    try:
+        yield
+    except Unreadable as error:
+        raise DataError(f"{place} {column} {error}") from error
+
+
+def _record(place: str, row: dict, layout: Layout, counts: Counter) -> Record | None:
+    """A row's prompt and answer, or None where one of them is missing; raises NotShown where it comes with pictures."""
+    if has_pictures(row, layout):
+        raise NotShown
+    if layout.verifier == CODE:
+        with _placed(place, layout.answer):
+            return _program(row, layout, counts)
+    with _placed(place, layout.prompt):
+        prompt, reply = posed(row, layout)
+    with _placed(place, layout.answer):
+        answer = answer_of(row, layout, reply)
     return None if prompt is None or answer is None else Record(prompt, answer)
 
 
-def _program(row: dict, layout: Layout, counts: dict[str, int]) -> Record | None:
+def _own(config: Config, sample: Sequence[dict]) -> Layout:
+    """The columns that the options name, or the usual ones; of dialogues without an answer column the last turn."""
+    prompt = _field("--prompt-field", config.prompt_field, PROMPT_FIELDS, sample)
+    if not config.answer_field and not any(get(row, name) is not None for row in sample for name in ANSWER_FIELDS):
+        replies = []
+        for number, row in enumerate(sample, 1):
+            with suppress(NotShown), _placed(f"--task {config.task}: row {number}, column", prompt):
+                replies.append(posed(row, own(prompt, LAST_TURN))[1])
+        if found := [reply for reply in replies if reply is not None]:
+            return dialogue(prompt, found)
+    return own(prompt, _field("--answer-field", config.answer_field, ANSWER_FIELDS, sample))
+
+
+def _program(row: dict, layout: Layout, counts: Counter) -> Record | None:
     question, (tests, private_only) = row.get(layout.prompt), read_tests(row)
     if not isinstance(question, str) or not question.strip() or tests is None:
         return None

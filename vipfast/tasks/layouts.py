@@ -3,22 +3,27 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import date
+from decimal import Decimal
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from vipfast.errors import DataError
-from vipfast.rewards.exact import boxed
+from vipfast.rewards.answers import boxed
+from vipfast.tasks.chat import is_chat, read_chat, split_reply
 from vipfast.tasks.reading import READERS, SPLITS
-from vipfast.tasks.values import as_json, as_text, get, is_messages, plain_answer
+from vipfast.tasks.values import as_json, as_text, get, plain, plain_answer
 
 MATHS, EXACT, CODE = "maths", "exact", "code"
 OWN = "own fields"
 
-PROMPT_FIELDS = ("prompt", "question", "problem")
+DIALOGUES = ("messages", "conversations", "conversation")
+PROMPT_FIELDS = ("prompt", "question", "problem", *DIALOGUES)
 ANSWER_FIELDS = ("reward_model.ground_truth", "answer", "ground_truth", "solution")
 """Columns tried in this order where no layout fits and --prompt-field / --answer-field are not given."""
+LAST_TURN = "last turn of the assistant"
+"""Where the answer stands in dialogues without a column for it."""
 
 DETAILS = {
     "level": ("level", "difficulty"),
@@ -44,7 +49,7 @@ class Layout:
 
     Attributes:
         name: what it is called when said.
-        prompt, answer: columns; dots reach into nested ones.
+        prompt, answer: columns; dots reach into nested ones. The answer may be LAST_TURN of the prompt's dialogue.
         verifier: "maths", "exact" or "code".
         final: the answer as it is graded, from what stands in the column; None: the row has none.
         context: a column whose text belongs in front of the prompt, where a row fills it.
@@ -118,7 +123,7 @@ def recognise(sample: Sequence[dict], task: str) -> Layout | None:
     def having(*names: str) -> str | None:
         return next((columns[name] for name in names if name in columns), None)
 
-    problem = having("problem", "question", "prompt")
+    problem = having("problem", "question", "prompt", *DIALOGUES)
     if having("question_content") and having("public_test_cases", "private_test_cases"):
         return Layout("LiveCodeBench", columns["question_content"], "public_test_cases, private_test_cases", CODE)
     if having("prompt") and any(get(row, "reward_model.ground_truth") is not None for row in sample):
@@ -131,7 +136,7 @@ def recognise(sample: Sequence[dict], task: str) -> Layout | None:
     if problem and answer:
         values = [row[answer] for row in sample if row.get(answer) is not None]
         if values and all(isinstance(value, str) and "####" in value for value in values):
-            return Layout("GSM8K", problem, answer, EXACT, after_hashes)
+            return Layout("GSM8K", problem, answer, maths_if_installed(), after_hashes)
         if having("unique_id") or (having("level") and having("subject", "type")):
             return Layout("MATH-500", problem, answer, MATHS)
         if having("id", "year", "problem_idx", "problem number", "url") and _all_numbers(values):
@@ -140,14 +145,29 @@ def recognise(sample: Sequence[dict], task: str) -> Layout | None:
             return Layout("maths problem and answer", problem, answer, MATHS)
         return None
     solution = having("solution")
-    if solution and problem and any(in_last_box(row.get(solution) or "") for row in sample):
+    if solution and problem and any(isinstance(row.get(solution), str) and in_last_box(row[solution]) for row in sample):
         return Layout("MATH or Minerva", problem, solution, MATHS, in_last_box)
     return None
+
+
+def maths_if_installed() -> str:
+    """Numbers are graded by the maths verifier where its library is there, and compared by value where it is not."""
+    return MATHS if find_spec("math_verify") else EXACT
 
 
 def own(prompt: str, answer: str) -> Layout:
     """Columns given by name, or the usual ones of a dataset that is not known."""
     return Layout(OWN, prompt, answer, EXACT)
+
+
+def dialogue(prompt: str, replies: Sequence[str]) -> Layout:
+    """Dialogues whose last turn is the answer: the last box of it where there are any, else what follows #### in all of them,
+    else all of it."""
+    if any(map(in_last_box, replies)):
+        return Layout("dialogues", prompt, LAST_TURN, MATHS, in_last_box)
+    if all("####" in reply for reply in replies):
+        return Layout("dialogues", prompt, LAST_TURN, maths_if_installed(), after_hashes)
+    return Layout("dialogues", prompt, LAST_TURN, EXACT)
 
 
 def detail_columns(sample: Iterable[dict]) -> list[tuple[str, list[str]]]:
@@ -163,8 +183,8 @@ def details(row: dict, columns: list[tuple[str, list[str]]]) -> dict[str, str | 
     for key, names in columns:
         for name in names:
             value = row.get(name)
-            value = value.isoformat() if isinstance(value, date) else value
-            if not isinstance(value, str | int | float) or value != value or value == "":
+            value = None if isinstance(value, bytes | list | dict) else plain(value)
+            if value is None or value == "":
                 continue
             if isinstance(value, str) and (number := _LEVEL.fullmatch(value)):
                 value = int(number.group(1))
@@ -173,16 +193,35 @@ def details(row: dict, columns: list[tuple[str, list[str]]]) -> dict[str, str | 
     return found
 
 
-def prompt_of(row: dict, layout: Layout) -> str | list[dict] | None:
-    """Chat messages as they are, or as the JSON text that tables keep them in; everything else as text; None for nothing."""
+def posed(row: dict, layout: Layout) -> tuple[str | list[dict] | None, str | None]:
+    """What is asked of the policy, a text or plain messages, None for nothing; and of a dialogue what the assistant said last.
+
+    A column ``prompt`` is all prompt, so a last turn of the assistant in it is a beginning that the policy goes on with, as in
+    TRL; dialogues in other columns, and ShareGPT's, end with the solution, which is no part of the prompt.
+
+    Raises:
+        Unreadable: as ``read_chat`` and ``as_text`` do.
+    """
     value = get(row, layout.prompt)
-    if value is None or value == "":
-        return None
-    messages = as_json(value) if isinstance(value, str) and value.lstrip().startswith("[") else value
-    if is_messages(messages):
-        return messages
+    if value is None or value in ("", []):
+        return None, None
+    if chat := read_chat(value):
+        all_prompt = layout.prompt.rpartition(".")[2].lower() == "prompt" and not chat.sharegpt
+        return (chat.messages, None) if all_prompt else split_reply(chat.messages)
     before = row.get(layout.context) if layout.context else None
-    return f"{before.strip()}\n\n{as_text(value)}" if isinstance(before, str) and before.strip() else as_text(value)
+    return f"{before.strip()}\n\n{as_text(value)}" if isinstance(before, str) and before.strip() else as_text(value), None
+
+
+def answer_of(row: dict, layout: Layout, reply: str | None) -> str | None:
+    """The answer as it is graded, of a row whose dialogue ended with ``reply``; None where there is none.
+
+    Raises:
+        Unreadable: as ``read_chat`` and ``as_text`` do.
+    """
+    value = reply if layout.answer == LAST_TURN else get(row, layout.answer)
+    if is_chat(value):
+        value = read_chat([{"role": "user", "content": ""}, *value]).messages[-1]["content"]
+    return None if value is None else layout.final(value)
 
 
 def has_pictures(row: dict, layout: Layout) -> bool:
@@ -199,11 +238,9 @@ def has_pictures(row: dict, layout: Layout) -> bool:
     return False
 
 
-def formulas_graded_as_exact(sample: Iterable[dict], layout: Layout) -> list[str]:
+def formulas_graded_as_exact(answers: Sequence[str]) -> list[str]:
     """A sentence on answers that would be compared letter by letter and look as if they were formulas, if there are any."""
-    found = (get(row, layout.answer) for row in sample)
-    answers = [answer for value in found if value is not None and (answer := layout.final(value))]
-    formulas = [answer for answer in answers if _LATEX.search(answer)] if layout.verifier == EXACT else []
+    formulas = [answer for answer in answers if _LATEX.search(answer)]
     if not formulas:
         return []
     what = f"{len(formulas)} of the first {len(answers)} answers look like formulas, e.g. {formulas[0][:60]!r}"
@@ -211,4 +248,5 @@ def formulas_graded_as_exact(sample: Iterable[dict], layout: Layout) -> list[str
 
 
 def _all_numbers(values: Iterable) -> bool:
-    return all(re.fullmatch(r"-?\d+(\.\d+)?", as_text(value).strip()) for value in values)
+    written = (as_text(value).strip() if isinstance(value, str | int | float | Decimal) else "" for value in values)
+    return all(re.fullmatch(r"-?\d+(\.\d+)?", text) for text in written)

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from vipfast.config import Config
 from vipfast.errors import DataError
@@ -123,7 +124,7 @@ def _parquet(path: Path) -> Iterator[dict]:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(ROWS_AT_ONCE):
-                yield from batch.to_pylist()
+                yield from _rows(batch, str(path))
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"--task {path}: is not a parquet file that can be read ({error})") from error
 
@@ -135,6 +136,20 @@ def _csv(path: Path) -> Iterator[dict]:
             yield from csv.DictReader(file)
         except csv.Error as error:
             raise DataError(f"--task {path}: is not a CSV file ({error})") from error
+
+
+def _rows(batch: Any, task: str) -> list[dict]:
+    """The rows of an Arrow table or batch.
+
+    Raises:
+        DataError: times before the year 1 or after 9999, or finer than Python's.
+    """
+    try:
+        return batch.to_pylist()
+    except (ValueError, OverflowError) as error:
+        raise DataError(
+            f"--task {task}: a value has no form in Python ({error}); store times as text or as timestamp[us], years 1 to 9999"
+        ) from error
 
 
 READERS = {".parquet": _parquet, ".jsonl": _jsonl, ".json": _json, ".csv": _csv}
@@ -163,7 +178,7 @@ def _hub(config: Config, notes: list[str]) -> Iterator[dict]:
     if len(names) > 1 and not wanted:
         others = ", ".join(other for other in names if other != chosen)
         notes.append(f"configuration {chosen} of {name}; the others are {others} (--task {name}:CONFIG)")
-    return (row for batch in found.with_format("arrow").iter(ROWS_AT_ONCE) for row in batch.to_pylist())
+    return (row for batch in found.with_format("arrow").iter(ROWS_AT_ONCE) for row in _rows(batch, name))
 
 
 def _unloadable(config: Config, error: Exception) -> DataError:
