@@ -27,11 +27,13 @@ def train(tmp_path, **options):
     return trainer, lines[1:]
 
 
-@pytest.mark.parametrize("name", ["gsm8k.jsonl", "dapo_math.jsonl", "livecodebench.jsonl"])
-def test_five_steps_on_a_dataset(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "verifier"), [("gsm8k.jsonl", "maths"), ("dapo_math.jsonl", "maths"), ("livecodebench.jsonl", "code")]
+)
+def test_five_steps_on_a_dataset(name, verifier, tmp_path):
     trainer, lines = train(tmp_path, task=str(SAMPLES / name))
     assert all(line["reward/unscored"] == 0 and 0.0 <= line["reward/mean"] <= 1.0 for line in lines)
-    assert any(note.startswith("layout: ") for note in trainer.notes)
+    assert any(note.startswith("layout: ") and note.endswith(f"graded as {verifier}") for note in trainer.notes)
 
 
 def test_five_steps_on_a_procedural_task(tmp_path):
