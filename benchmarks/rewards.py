@@ -24,7 +24,7 @@ from common import append_results, print_table
 from reward_programs import programs
 
 HOSTILE = (r"10^{10^{10}}", "(9!)!", r"\sum_{k=1}^{1000000000}k", "9" * 100_000, "(" * 200 + "5" + ")" * 200)
-HANGING = (r"\binom{1000000000}{500000000}",)
+HANGING = (("x=1", r"x^{9}+\sqrt{x}+\sin x=3"),)
 TIMEOUT_S = 2.0
 
 
@@ -44,7 +44,7 @@ def cases(num: int, seed: int = 0) -> tuple[list[tuple[str, str]], list[tuple[st
     # Distinct first numbers, so that no two pairs are the same.
     plain = [kinds[kind][1](10 + i, int(rng.integers(1, 50))) for i, kind in enumerate(picked)]
     hostile = [(str(5 + i), HOSTILE[i % len(HOSTILE)]) for i in range(num // 20 - len(HANGING))]
-    return plain, hostile + [("5", answer) for answer in HANGING]
+    return plain, [*hostile, *HANGING]
 
 
 def inline(pairs: list[tuple[str, str]]) -> float:

@@ -1,10 +1,12 @@
-"""Final answers: where they are looked for, which spellings are one value, and that hedging does not pay."""
+"""Exact match: which spellings are one answer, and that hedging does not pay."""
 
 import time
 
 import pytest
 
-from vipfast.rewards.exact import boxed, final_answer, gold_answer, reward
+from vipfast.rewards.answers import gold_answer
+from vipfast.rewards.exact import reward
+from vipfast.rewards.extract import boxed
 
 
 def scores(completions, answers, metadata):
@@ -15,9 +17,9 @@ def scores(completions, answers, metadata):
     "text,answer",
     [
         (r"so \boxed{42}.", "42"),
-        (r"so \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"so \boxed{\frac{1}{2}}", "1/2"),
         (r"\boxed{7}, again \boxed{7.0}", "7"),
-        (r"\boxed{1} or \boxed{2}", None),
+        (r"\boxed{1} or \boxed{2}", "1,2"),
         ("**Answer:** 5", "5"),
         ("Answer: **(3, 4)**", "(3,4)"),
         ("Answer: 2*x", "2*x"),
@@ -31,14 +33,16 @@ def scores(completions, answers, metadata):
         ("no number", None),
         (r"\boxed{unclosed", None),
         ("1/0", "1/0"),
+        ("12 km", "12"),
     ],
 )
-def test_final_answer(text, answer):
-    assert final_answer(text) == answer
+def test_the_answer_as_it_counts_in_a_vote(text, answer):
+    assert reward([text], ["gold"], [{}])[0].answer == answer
 
 
 def test_boxed_balances_braces():
     assert boxed(r"\boxed{a{b}c} tail \boxed{2}") == ["a{b}c", "2"]
+    assert boxed(r"\boxed{cut {off} and \boxed 2") == ["2"]
 
 
 @pytest.mark.parametrize("text", ["Answer: 1e30000000", r"\boxed{1e999999999}", "9" * 5000, "1/" + "9" * 5000])

@@ -7,22 +7,24 @@ import time
 import pytest
 
 from vipfast.rewards import answers, exact, retrieval
-from vipfast.rewards.maths import told_apart
+from vipfast.rewards.compare import told_apart
+from vipfast.rewards.tidy import tidy
 
 TOKENS = (
     "~ | |\n|\t|$|#|####|answer|Answer is|:|*|\\boxed{|\\text{|{|}|\\frac{|\\frac|1|1,|1 |111 |111,|1/|1.|(|)|√|√(|-|−|³|½|ﷺ|"
     "\\(|\\[|\\)|\\]|\\|\\\\|\\,|\\quad|or |<think>|</think>|<answer>|</answer>|per|cent|%|^|_|{2|a|ab |abcd |cm|\\overline{|"
-    "10^|e|\\times|\\left|\\circ|^\\circ|°|\\sin|\\log_|\\approx|≈|´|[|]|and |."
+    "10^|e|\\times|\\left|\\circ|^\\circ|°|\\sin|\\log_|\\approx|≈|´|[|]|and |.|"
+    "x=|x=1,|C) |(C) |is |since |\\boxed|\\underline{|\\color{|\\begin{|&|€|<|>|\\over|answer is |answer to |hundred |1/a"
 ).split("|")
 BEFORE = ("", "1\\text{", "1 ", "1e", "answer", "√", "<answer>", "\\(", "\\sin 1")
 AFTER = ("", "x}", "\nx", "^")
 READERS = {
-    "a long completion": (20_000, answers.final_answer),
-    "a long completion, exact": (20_000, exact.final_answer),
+    "a long completion": (20_000, answers.final_answers),
+    "a long completion, exact": (20_000, lambda text: exact.reward([text], ["1/2"], [{}])),
     "a long completion, in words": (20_000, retrieval.answer_of),
-    "a long box": (20_000, lambda text: told_apart("5", answers.final_answer(f"\\boxed{{{text}}}"))),
-    "an answer": (1900, lambda text: told_apart("\\frac{1}{2}", answers.tidy(text))),
-    "boxes": (1900, lambda text: answers.final_answer("".join(f"\\boxed{{{i} {text} {i}}}" for i in range(16)))),
+    "a long box": (20_000, lambda text: [told_apart("5", answer) for answer in answers.final_answers(f"\\boxed{{{text}}}")]),
+    "an answer": (1900, lambda text: told_apart("\\frac{1}{2}", tidy(text))),
+    "boxes": (1900, lambda text: answers.final_answers("".join(f"\\boxed{{{i} {text} {i}}}" for i in range(16)))),
 }
 
 

@@ -27,6 +27,8 @@ def test_normalisation():
         ("Because of this.\nAnswer: **Ida Brekke**", "Ida Brekke"),
         ("It was built by\n\nIda Brekke\n", "Ida Brekke"),
         ("<think><answer>x</answer></think>y", "y"),
+        ("<think>so <answer>x</answer>", ""),
+        ("The answer is Ida Brekke", "Ida Brekke"),
         ("", ""),
     ],
 )
@@ -76,7 +78,7 @@ def test_any_text_scores_within_bounds_and_a_right_one_exactly_1(text, gold):
         ("<answer>a</answer></answer>", "a"),
         ("<answer>a</answer> <answer>cut off", "a"),
         ("<answer></answer> c", ""),
-        ("</answer><answer>\nAnswer: d", "d"),
+        ("</answer><answer>\nAnswer: d", ""),
         ("</answer> e", "</answer> e"),
     ],
 )

@@ -155,12 +155,18 @@ def test_the_formula_check_decides_at_once(text):
         ("I think <answer> 4\n2 </answer>.", "4\n2"),
         ("<answer>1</answer> no, <answer>2</answer>", "2"),
         ("<answer>1 <answer>2</answer>", "2"),
-        ("<answer>1", "<answer>1"),
+        ("<answer>1", None),
         ("1</answer>", "1</answer>"),
-        ("<answer>" * 200_000, "<answer>" * 200_000),
+        ("<answer>" * 200_000, None),
+        ("<think><answer>1</answer>", None),
+        ("<think><answer>1</answer></think>2", "2"),
+        ("so \\boxed{2}", "2"),
+        ("\\boxed{1} or \\boxed{2}", None),
+        ("Answer:\n1 2\n3 4\n", "1 2\n3 4"),
+        ("The answer is 4.", "4."),
     ],
 )
-def test_the_answer_is_what_stands_in_the_last_tags(completion, answer):
+def test_the_answer_stands_where_every_reward_looks_for_it(completion, answer):
     assert extracted(completion) == answer
 
 

@@ -1,4 +1,4 @@
-r"""Final answers as text: where a completion's stands, one spelling of it, and what can be told without any algebra.
+r"""Tidied answers as text: the final ones of a completion, and what can be told of an answer without any algebra.
 
 Everything here is linear in the text, since the text is sampled and nobody stops this process: spaces come one at a time once a
 text is tidied, and what repeats is bounded, or ends where the next try begins.
@@ -6,82 +6,38 @@ text is tidied, and what repeats is bounded, or ends where the next try begins.
 
 import hashlib
 import re
-import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 
-from vipfast.rewards.exact import boxed
+from vipfast.rewards.extract import boxed, find
+from vipfast.rewards.prose import last_value, trimmed, turned
+from vipfast.rewards.tidy import LONGEST, tidy
 
-LONGEST = 2000
-"""Characters of an answer beyond which it is compared letter by letter only."""
 _LONGEST_SPELLING = 200
 MOST_BOXES = 16
 
-_ANSWER_LINE = re.compile(r"(?:####|(?i:answer)[\s*]{0,9}(?:is\b\s{0,9}:?|:))[\s*]{0,9}(\S.*)")
-_MATHS = re.compile(
-    r"\$\$?([^$]{1,500})\$\$?|(?<!\\)\\\(((?:(?!\\\)|(?<!\\)\\\().){1,500})\\\)|"
-    r"(?<!\\)\\\[((?:(?!\\\]|(?<!\\)\\\[).){1,500})\\\]",
-    re.DOTALL,
-)
-_NUMBER = re.compile(r"(?<![\w.])-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?(?:\s?\\?%)?")
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_HEDGE = re.compile(r"\bor\s+[\s$*]*$")
-
-_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
-_SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
-_VULGAR = re.compile("[¼-¾⅐-⅞]")
-_INVISIBLE = re.compile("[\u200b-\u200f\u2060-\u2064\ufeff\u00ad]")
-_SIGNS = {
-    "−": "-", "﹣": "-", "‐": "-", "‑": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "⁄": "/", "∕": "/",
-    "≤": r"\leq ", "≥": r"\geq ", "≠": r"\neq ", "∞": r"\infty ", "°": r"^\circ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
-    "∅": r"\emptyset ", "±": r"\pm ", "π": r"\pi ",
-    "≈": r"\approx ",
-}  # fmt: skip
-_SIGN = re.compile("|".join(_SIGNS))
-_REWRITES = [
-    (re.compile(pattern), by)
-    for pattern, by in (
-        (r"^[-–](?=[\d.\\])", "-"),  # a dash in front is a minus; between numbers it may be a range
-        (r"√\s*(\w+|\([^()]*\))", r"\\sqrt{\1}"),
-        (r"\\[$%]", lambda match: {"$": "", "%": "%"}[match[0][1]]),
-        (r"\$|\\[()]|\\displaystyle|\\(?:left|right)(?![a-z])|\\!|\*\*|`", ""),
-        (r"^\\\[(.*)\\\]$", r"\1"),
-        (r"\\[dtc]frac", r"\\frac"),
-        (r"\\(?:mathbf|textbf|boldsymbol|bm|mathit|textit)\{([^{}]*)\}", r"\1"),
-        (r"\\(?:text|mathrm|mbox|textrm)\{\s*([-+]?[\d.,/]+)\s*\}", r"\1"),
-        (r"\\(?:text|mathrm|mbox|textrm)\{\s*\}", ""),
-        (r"\s*(?:\\text\{\s*)?(?:per\s?cent(?:age)?|pct)\b\.?\s*\}?$", "%"),
-        (r"\{,\}", ","),
-        (r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-z])", " "),
-        (r"\\frac\s*(\d)\s*(\d)(?!\d)", r"\\frac{\1}{\2}"),
-        (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
-        (r"(\\frac\{[^{}]*\})\s*(\d)(?!\d)", r"\1{\2}"),
-        # \log_2 3 and \sin^2 3: a digit with a bracket of its own is no half of a mixed number
-        (r"(\\(?:log|lg|ln|sin|cos|tan|cot|sec|csc)\s?[_^])\s?(10(?!\d)|\d)", r"\1{\2}"),
-        (r"(?<=\d) (?=\d{3}(?:[ .,]|$))(?=(?:\d{3}[ ]?){1,12}(?:\.\d{1,99})?$)", ""),  # 1 000 000
-        (r"\\varnothing(?![a-z])", r"\\emptyset"),
-        (r"\^\s?(?:\{\s?\\circ\s?\}|\\circ)|\\degree", r"^\\circ"),
-    )
-]
-_OF_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
-_DEGREES = re.compile(
-    r"((?<![\d.])\d{1,19}(?:\.\d{1,19})?|\\frac\{[^{}]{1,50}\}\{[^{}]{1,50}\}|\\[a-z]{1,9}|[A-Za-z]|\([^()]{1,99}\))\s?\^\\circ"
-)
 _UNITS = {
     name: names.split()[0]
     for names in (
         "mm millimeter millimetre;cm centimeter centimetre;km kilometer kilometre;m meter metre;in inch inche;ft foot feet;"
         "yd yard;mi mile;mg milligram;kg kilogram;g gram;lb pound;oz ounce;ml milliliter;l liter litre;sec second s;min minute;"
-        "h hour hr;day;week;month;year;cent;dollar;mph;degree"
+        "h hour hr;day;week;month;year;cent;dollar buck;euro;yen;rupee;mi/h mph;km/h kph kmh;degree;unit"
     ).split(";")
     for name in names.split()
 }
-_NO_UNIT = re.compile(r"\b(?:and|or|not|to|hundred|thousand|million|billion|trillion|dozen|half|halves|thirds?|quarters?)\b")
-_LONGEST_UNIT = 100
-_UNIT = re.compile(
-    r"(?<=[\d}.])(?:\s*\\(?:text|mathrm|mbox|textrm)\{\s*([^{}\\$]*?)\.?\s*\}|\s+([A-Za-z]{4,20}(?:\s[A-Za-z]{2,20}){0,3}|"
-    r"[A-Za-z]{3}(?:\s[A-Za-z]{2,20}){1,3})|\s+([mgslh])|\s*([A-Za-z]{2,12}))\s*(?:\^\s*\{?([23])\}?)?\.?$"
+_NO_UNIT = re.compile(
+    r"\b(?:and|or|not|to|by|is|are|mod|if|for|when|where|with|than|more|less|fewer|each other|hundreds?|thousands?|millions?|"
+    r"billions?|trillions?|dozens?|half|halves|thirds?|quarters?)\b"
 )
+_LONGEST_UNIT = 100
+_POWER = r"\s*(?:\^\s*\{?([23])\}?)?\.?$"
+_IN_TEXT_UNIT = re.compile(r"(?<=[^-+*/^_=(,{<>\s])\s*\\(?:text|mathrm|mbox|textrm)\{\s*([^{}\\$]*?)\.?\s*\}" + _POWER)
+_UNIT = re.compile(
+    r"(?<=[\d}.])(?:\s+([A-Za-z]{4,20}(?:\s[A-Za-z]{2,20}){0,3}|[A-Za-z]{3}(?:\s[A-Za-z]{2,20}){1,3})|\s+([mgslh])|"
+    r"\s*([A-Za-z]{2,12}|[A-Za-z]{1,12}\s?/\s?[A-Za-z]{1,12}))" + _POWER
+)
+_OF_TEXTS = re.compile(r"\\(?:text|mathrm)\{\s*([A-Za-z]{1,12})\s*\}\s*/\s*\\(?:text|mathrm)\{\s*([A-Za-z]{1,12})\s*\}$")
+_SPACE_POWER = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 _QUALIFIER = re.compile(r"(?i)\b(?:not|at least|at most|or more|or less|or fewer|maybe|unless)\b")
 
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3}){1,300}(?:\.\d{1,999})?|\d{1,999}(?:\.\d{0,999})?|\.\d{1,999})"
@@ -89,6 +45,8 @@ _RATIO = re.compile(rf"(-?)\s*({_DECIMAL})(?:\s*/\s*({_DECIMAL}))?")
 _FRACTION = re.compile(rf"(-?)\s*\\frac\{{\s*(-?{_DECIMAL})\s*\}}\{{\s*({_DECIMAL})\s*\}}")
 _MIXED = re.compile(r"(-?)\s*(\d{1,99})(?:\s+(\d{1,99})\s*/\s*(\d{1,99})|\s*\\frac\{(\d{1,99})\}\{(\d{1,99})\})")
 _SCIENTIFIC = re.compile(rf"(-?)\s*({_DECIMAL})\s*(?:[eE]|(?:\\times|\\cdot)\s*10\s*\^)\s*\{{?\s*([-+]?\d{{1,3}})\s*\}}?")
+_SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALED = re.compile(rf"(.*[\d}}.])\s?(?:\\text\{{)?\s?(?<![A-Za-z])({'|'.join(_SCALES)})s?\s?\}}?", re.IGNORECASE)
 _REPEATING = re.compile(r"(-?)\s*(\d{0,99})\.(\d{0,99})\\overline\{(\d{1,99})\}")
 _BASE = re.compile(r"(-?\d[0-9A-Za-z]*)\s*_\s*(?:\{\s*)?(?:\\text\{\s*)?(\d{1,2})[\s}]*")
 _TEXT = re.compile(r"\\(?:text|mathrm|mbox|textrm|operatorname)\{([^{}\\]*)\}")
@@ -96,33 +54,32 @@ _LETTERS = re.compile(r"[a-z][a-z' -]*")
 _IN_TEXT = re.compile(r"[a-z][a-z0-9',. -]*")
 
 
-def outside_thinking(text: str) -> str | None:
-    """What follows the last ``</think>``, the whole text where nothing is thought; None if the thinking never ends."""
-    after = text.rpartition("</think>")[2]
-    return None if "<think>" in after else after
+def final_answers(completion: str) -> tuple[str, ...]:
+    r"""A completion's final answers, tidied: () if there is none, and several only where boxes differ.
 
-
-def final_answer(completion: str) -> str | None:
-    r"""A completion's final answer, tidied; None if there is none.
-
-    It is looked for outside the thinking part: in ``\boxed{}`` (``\fbox{}``), else on the last line with ``####``, ``Answer:``
-    or "answer is", else the last formula or number. Boxes of different values are all of them together, which only a gold of
-    that many values can equal.
+    They stand where ``extract.find`` says; where nothing is stated the last formula or number is the answer. Of a sentence with
+    a number in it the number counts, unless words turn its value.
     """
-    text = outside_thinking(completion)
-    if text is None:
-        return None
-    boxes = dict.fromkeys(boxed(text))
-    if boxes or _BOX.search(text):  # a box that never closes was cut off
-        distinct = {spelled(box): box for box in map(tidy, boxes)} if len(boxes) <= MOST_BOXES else {}
-        return ", ".join(distinct.values()) if distinct else None
-    if lines := _ANSWER_LINE.findall(text):
-        return tidy(re.split(r"[.;]\s", lines[-1], maxsplit=1)[0])
-    text = text[-2 * LONGEST :]
-    found = max([*_MATHS.finditer(text), *_NUMBER.finditer(text)], key=lambda match: match.end(), default=None)
-    if found is None or _HEDGE.search(text[: found.start()][-20:]):
-        return None
-    return tidy(next(filter(None, found.groups()), found[0]))
+    found = find(completion)
+    if found.place == "nowhere":
+        values = [last_value(text) for text in found.texts]
+        return tuple(tidy(value) for value in values if value)
+    if len(found.texts) > MOST_BOXES:
+        return ()
+    texts = [trimmed(text, _is_value) if found.place == "line" else text for text in found.texts]
+    return tuple(filter(None, {spelled(answer): answer for answer in map(_without_prose, texts)}.values()))
+
+
+def _is_value(text: str) -> bool:
+    return value(unit(tidy(text))[0]) is not None
+
+
+def _without_prose(text: str) -> str:
+    answer = tidy(text)
+    if len(answer) > LONGEST or not is_prose(answer) or turned(answer) or qualified(answer) or value(unit(answer)[0]):
+        return answer
+    number = last_value(text)
+    return tidy(number) if number else answer
 
 
 def gold_answer(answer: str) -> str:
@@ -132,42 +89,37 @@ def gold_answer(answer: str) -> str:
     return tidy(answer.rsplit("####", 1)[-1])
 
 
-def tidy(answer: str) -> str:
-    """One spelling of what looks the same: Unicode signs and digits as LaTeX, no dollars, thin spaces, sizes or closing dot."""
-    if len(answer) > LONGEST:
-        return _single_spaced(answer)
-    text = _SUPERSCRIPT.sub(lambda match: "^{" + match[0].translate(_SUPERSCRIPTS) + "}", answer)
-    text = _VULGAR.sub(lambda match: f" {match[0]} ", text)
-    text = _SIGN.sub(lambda match: _SIGNS[match[0]], _INVISIBLE.sub("", text))
-    text = _single_spaced(_SIGN.sub(lambda match: _SIGNS[match[0]], unicodedata.normalize("NFKC", text)))
-    if len(text) > LONGEST:  # one letter may stand for eighteen
-        return text
-    for pattern, by in _REWRITES:
-        text = _single_spaced(pattern.sub(by, text))
-    if r"^\circ" in text:
-        of_angle = _OF_ANGLE.search(text) is not None  # elsewhere a degree is a unit like any other
-        text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text) if of_angle else _single_spaced(text.replace(r"^\circ", ""))
-    return text.rstrip(".,;: ")
-
-
-def _single_spaced(text: str) -> str:
-    return " ".join(text.split())
-
-
 def unit(text: str) -> tuple[str, str | None]:
     """A tidied answer without the unit behind its number, and that unit (None: none, or none that is known).
 
-    A unit is what stands in text there, a known one, or words that turn no number.
+    A unit is what stands in text behind a number, a known one, or words that turn no number; behind other formulas it has to be
+    a known one.
     """
-    found = _UNIT.search(text, max(len(text) - _LONGEST_UNIT, 0))
-    if found is None:
+    start = max(len(text) - _LONGEST_UNIT, 0)
+    text = _OF_TEXTS.sub(r"\\text{\1/\2}", text) if text.endswith("}") else text
+    if found := _IN_TEXT_UNIT.search(text, start):
+        word, power = found[1], found[2]
+        loose = text[: found.start()].rstrip()[-1:] in "0123456789}."
+    elif found := _UNIT.search(text, start):
+        word, power = next(name for name in found.groups()[:3] if name is not None), found[4]
+        loose = found[3] is None
+    else:
         return text, None
-    in_text, spaced, letter, glued, power = found.groups()
-    word = next(name for name in (in_text, spaced, letter, glued) if name is not None).lower()
-    known = _UNITS.get(word) or _UNITS.get(word.removesuffix("s"))
-    if known is None and (glued is not None or _NO_UNIT.search(word)):
+    known = _known_unit(word.lower(), power or "")
+    if known is None and (not loose or _NO_UNIT.search(word.lower())):
         return text, None
-    return text[: found.start()].strip(), known and known + (power or "")
+    return text[: found.start()].strip(), known
+
+
+def _known_unit(word: str, power: str) -> str | None:
+    """One name for a unit: "cm2" for "square centimeters" and for "cm^2", "km/h" for "kilometers per hour"."""
+    if (powered := re.fullmatch(r"(.*?)\s?\^\s?\{?([23])\}?", word)) and not power:
+        word, power = powered.groups()
+    first, _, rest = word.partition(" ")
+    if first.rstrip(".") in _SPACE_POWER and rest and not power:
+        word, power = rest, _SPACE_POWER[first.rstrip(".")]
+    names = [_UNITS.get(part) or _UNITS.get(part.removesuffix("s")) for part in re.split(r"\s?/\s?|\sper\s", word)]
+    return "/".join(names) + power if all(names) else None
 
 
 @dataclass(frozen=True)
@@ -191,12 +143,15 @@ def _near(a: Fraction, b: Fraction, decimal: bool) -> bool:
 
 
 def value(text: str) -> Value | None:
-    """The value of a tidied answer that is a plain number: integer, decimal, fraction, mixed, repeating or scientific."""
+    """The value of a tidied answer that is a plain number: integer, decimal, fraction, mixed, repeating or scientific, with or
+    without a word such as "million" behind it."""
     if len(text) > LONGEST:
         return None
     plain = text.removesuffix("%").rstrip()
-    number = _rational(plain.removeprefix("+"))
-    return None if number is None else Value(number, "." in plain, plain != text)
+    number, scale = _rational(plain.removeprefix("+")), 1
+    if number is None and (scaled := _SCALED.fullmatch(plain)):
+        number, scale = _rational(scaled[1].rstrip()), _SCALES[scaled[2].lower()]
+    return None if number is None else Value(number * scale, "." in plain, plain != text)
 
 
 def _rational(text: str) -> Fraction | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from vipfast.errors import DataError
 from vipfast.rewards.base import Verdict
+from vipfast.rewards.thinking import outside_thinking
 from vipfast.sandbox import Limits, Output, Sandbox, SandboxError
 from vipfast.types import ZERO_ONE, Prompt, RewardRange
 
@@ -125,7 +126,7 @@ def program(completion: str) -> str | None:
     since they may stand in lists; in an open block, one of Python that could have closed it opens anew. A block that is not
     closed was cut off and is none, and so is whatever stands in a thinking part that is not closed.
     """
-    answer = completion.rpartition("</think>")[2].partition("<think>")[0]
+    answer = outside_thinking(completion) or ""
     blocks: dict[bool, str] = {}
     indent, marks, language, lines = "", "", "", []  # of the open block
     for line in answer.split("\n"):

@@ -10,8 +10,10 @@ import math
 import re
 from collections.abc import Callable
 from functools import lru_cache, partial
+from types import SimpleNamespace
 
 import sympy
+from latex2sympy2_extended import latex2sympy2
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy.core.relational import Relational
 
@@ -25,7 +27,11 @@ MOST_TERMS = 500
 """Expressions that multiply out to more are equal only if they differ in the order of their parts."""
 MOST_PARTS = 100
 """Commas and bars beyond which nothing is parsed: a set's element takes 20 ms."""
+MOST_ENTRIES = 16
+"""Entries of a matrix with letters or formulas in it whose determinant is formed: its terms double with every row."""
 _LATEX = [LatexExtractionConfig(boxed_match_priority=0)]
+_DETERMINANT = re.compile(r"\\det|\{vmatrix\}|\|\s?\\begin")
+_ENVIRONMENT = re.compile(r"\\det|\\(?:begin|end)\{\w+\}")
 _UNFINISHED = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
 _POINTS = (1.307, 17.683)
 _ROUGHLY = 0.05
@@ -37,6 +43,9 @@ def judge() -> Callable:
     """The worker's function: gold, answer -> (whether the gold can be graded against, right, the answer's spelling); without
     an answer the first alone counts."""
     logging.getLogger("math_verify").setLevel(logging.ERROR)
+    # The parser evaluates these as it reads, whatever their size.
+    unevaluated = {name: partial(getattr(sympy, name), evaluate=False) for name in ("gamma", "binomial")}
+    latex2sympy2.sympy = SimpleNamespace(**vars(sympy) | unevaluated | {"nsimplify": _small_nsimplify})
     parsed("1")  # builds regexes and grammar before the first task's clock runs
 
     def call(gold: str, answer: str | None) -> tuple[bool, bool, str]:
@@ -47,10 +56,19 @@ def judge() -> Callable:
     return call
 
 
+def _small_nsimplify(expression):
+    """The arguments of gcd and lcm, which the parser evaluates; it takes an error for a text that it cannot parse."""
+    if num_digits(expression) > MOST_DIGITS:
+        raise ValueError("a number too large to write down")
+    return sympy.nsimplify(expression)
+
+
 @lru_cache(4096)
 def parsed(text: str) -> sympy.Basic | sympy.MatrixBase | None:
     """The expression of a tidied answer, unevaluated; None if it is none, or if the parser leaves digits out."""
     if _SIDE_BY_SIDE.search(text) or _depth(text) > DEEPEST or text.count(",") + text.count("|") > MOST_PARTS:
+        return None
+    if _large_determinant(text):
         return None
     found = parse(r"\boxed{" + text + "}", _LATEX, parsing_timeout=None)
     if len(found) < 2 or isinstance(found[0], str):
@@ -58,6 +76,12 @@ def parsed(text: str) -> sympy.Basic | sympy.MatrixBase | None:
     read = found[1]
     digits = partial(re.sub, r"[^1-9]", "")
     return found[0] if digits(text) == digits(read) or text in (".5", "0.5") else None
+
+
+def _large_determinant(text: str) -> bool:
+    if not _DETERMINANT.search(text) or text.count("&") + text.count(r"\\") < MOST_ENTRIES:
+        return False
+    return re.search("[A-Za-z]", _ENVIRONMENT.sub("", text)) is not None
 
 
 def _depth(text: str) -> int:
@@ -90,6 +114,10 @@ def judged(gold: str, answer: str) -> tuple[bool, str]:
         return expected.doit() == found.doit(), bounded(answer)
     if {_brackets(gold, expected), _brackets(answer, found)} == {"set", "ordered"}:  # which math-verify takes for each other
         return False, bounded(answer)
+    if _is_interval(gold, expected) and isinstance(found, sympy.FiniteSet):  # (a, b) without brackets, say
+        return False, bounded(answer)
+    if isinstance(expected, sympy.MatrixBase) != isinstance(found, sympy.MatrixBase):
+        expected, found = _as_tuple(expected), _as_tuple(found)
     right = ("%" in gold + answer or not _differ(expected, found)) and _verified(expected, found)
     if right and not isinstance(expected, Relational):
         *chain, last = _sides(found)
@@ -98,13 +126,19 @@ def judged(gold: str, answer: str) -> tuple[bool, str]:
 
 
 def _unlike(expected, found) -> bool:
-    """Whether no algebra is due: an answer left as an integral, or with letters where the gold is a number."""
+    """Whether no algebra is due: an answer left as an integral, or with matrices or letters where the gold is a number."""
+    if isinstance(expected, sympy.Expr) and _holds_matrix(found) and not _holds_matrix(expected):
+        return True
     if found.has(sympy.Integral) and not expected.has(sympy.Integral):
         return True
     if not isinstance(expected, sympy.Expr) or expected.free_symbols:
         return False
     sides = _sides(found)
     return all(isinstance(side, sympy.Expr) and side.free_symbols for side in sides)
+
+
+def _holds_matrix(expression) -> bool:
+    return isinstance(expression, sympy.MatrixBase) or any(map(_holds_matrix, getattr(expression, "args", ())))
 
 
 def _roughly(found, part: str) -> bool:
@@ -121,6 +155,23 @@ def _brackets(text: str, expression) -> str | None:
     if isinstance(expression, sympy.Tuple | sympy.Interval):
         return "ordered"
     return "set" if isinstance(expression, sympy.FiniteSet) and r"\{" in text else None
+
+
+def _is_interval(gold: str, expression) -> bool:
+    """Whether a gold is an inequality, or an interval that cannot be a pair."""
+    if isinstance(expression, Relational | sympy.And) and not isinstance(expression, sympy.Eq | sympy.Ne):
+        return True
+    expression = _sides(expression)[-1]
+    return isinstance(expression, sympy.Union) or isinstance(expression, sympy.Interval) and expression != expression.interior
+
+
+def _as_tuple(expression):
+    """A row or column of a matrix, and an open interval, which may be a pair, as a tuple; else the expression itself."""
+    if isinstance(expression, sympy.MatrixBase) and 1 in expression.shape:
+        return sympy.Tuple(*expression)
+    if isinstance(expression, sympy.Interval) and expression == expression.interior:
+        return sympy.Tuple(expression.start, expression.end)
+    return expression
 
 
 def _verified(gold, answer) -> bool:
@@ -170,10 +221,11 @@ def num_digits(expression) -> float:
         return 1.0
     sizes = [num_digits(part) for part in expression.args]
     if isinstance(expression, sympy.Pow):
-        return sizes[0] * _size(sizes[1]) if expression.exp.is_number and expression.base.is_number else sum(sizes)
+        number = isinstance(expression.base, sympy.MatrixBase) or expression.base.is_number
+        return sizes[0] * _size(sizes[1]) if expression.exp.is_number and number else sum(sizes)
     if isinstance(expression, sympy.exp) and expression.is_number and expression.exp.has(sympy.exp):
         return _size(sizes[0])
-    if isinstance(expression, sympy.factorial | sympy.binomial):
+    if isinstance(expression, sympy.factorial | sympy.factorial2 | sympy.subfactorial | sympy.binomial | sympy.gamma):
         return _size(sizes[0]) * max(sizes[0], 1.0)
     if isinstance(expression, sympy.Sum | sympy.Product):
         return sum(sizes) if max(sizes) < 5 else math.inf

@@ -12,6 +12,7 @@ from vipfast.engine.base import Finished
 from vipfast.errors import RewardError
 from vipfast.rewards.base import Grades, Reward, Verdict, verdicts
 from vipfast.rewards.shapes import shown
+from vipfast.rewards.thinking import Decoder, opened_by
 from vipfast.types import ZERO_ONE, Finish, Prompt, RewardRange
 
 
@@ -36,7 +37,7 @@ class Grader:
         self, reward: Reward, tokenizer, *, truncated: str = "grade", max_errors: int = 16, binary_at: float | None = None,
         go_on: str = "continue with --resume",
     ):  # fmt: skip
-        self.reward, self.tokenizer = reward, tokenizer
+        self.reward, self.tokenizer, self._decode = reward, tokenizer, Decoder(tokenizer)
         self.truncated, self.max_errors, self.binary_at, self.go_on = truncated, max_errors, binary_at, go_on
         self.names, self.weights = getattr(reward, "names", ()), np.array(getattr(reward, "weights", (1.0,)))
         self.beside, self.has_answers = getattr(reward, "beside", False), getattr(reward, "has_answers", False)
@@ -72,9 +73,18 @@ class Grader:
         if close := getattr(self.reward, "close", None):
             close()
 
-    def decode(self, finished: Sequence[Finished]) -> list[str]:
-        """The texts that are graded: a rollout's last turn, so that nothing a tool has put in can pass for its answer."""
-        return self.tokenizer.batch_decode([row.last_turn for row in finished], skip_special_tokens=True)
+    def decode(self, prompts: Sequence[Prompt], finished: Sequence[Finished]) -> list[str]:
+        """The texts that are graded: a rollout's last turn, so that nothing a tool has put in can pass for its answer. Where
+        what comes before it ends by opening a thought, as some chat templates do, they begin with that tag."""
+        texts = self._decode([row.last_turn for row in finished])
+        return [opened_by(self._before(prompt, row)) + text for prompt, row, text in zip(prompts, finished, texts)]
+
+    def _before(self, prompt: Prompt, row: Finished) -> str:
+        """The end of what the last turn was sampled behind: the prompt, or what a tool has put in."""
+        if row.sampled.all():
+            return prompt.text
+        start = len(row.tokens) - len(row.last_turn)
+        return self.tokenizer.decode(row.tokens[max(0, start - 32) : start])
 
     def grade(self, prompts: Sequence[Prompt], finished: Sequence[Finished]) -> Grades:
         """Grade finished rollouts.
@@ -92,7 +102,7 @@ class Grader:
         """
         graded = [i for i, row in enumerate(finished) if row.finish != Finish.ERROR]
         found = [Verdict(None)] * len(finished)
-        texts = self.decode([finished[i] for i in graded])
+        texts = self.decode([prompts[i] for i in graded], [finished[i] for i in graded])
         for i, verdict in zip(graded, self._call(texts, [prompts[i] for i in graded], [finished[i] for i in graded])):
             cut = self.truncated == "zero" and finished[i].finish == Finish.LENGTH
             found[i] = replace(verdict, reward=0.0, others=(0.0,) * (len(self.weights) - 1)) if cut else verdict

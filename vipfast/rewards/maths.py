@@ -1,14 +1,16 @@
 r"""The maths verifier: a completion's final answer against the gold answer, with as little algebra as will do.
 
-Numbers, words and equal spellings are settled here (rewards/answers.py); the rest goes to math-verify in worker processes that
-are killed past a time limit (rewards/equal.py, rewards/pool.py). The gold always comes first: math-verify follows its form.
+Numbers, words and equal spellings are settled without it (rewards/compare.py); the rest goes to math-verify in worker
+processes that are killed past a time limit (rewards/equal.py, rewards/pool.py). The gold always comes first: math-verify
+follows its form.
 
-A gold that cannot be parsed whole, or is prose, leaves its rollouts unscored. Two different boxes are right only if the gold is
-those two values; a thinking part that never ends holds no answer; an answer past a limit is wrong, and counted.
+A gold that cannot be parsed whole, or is prose, leaves its rollouts unscored. Two different boxes are right only if each of
+them is, or if the gold is those two values; a thinking part that never ends holds no answer; an answer past a limit is wrong,
+and counted.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -16,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from vipfast.errors import DataError, RewardError, UsageError
-from vipfast.rewards import answers as read
+from vipfast.rewards.answers import final_answers, gold_answer, unit
 from vipfast.rewards.base import Verdict
+from vipfast.rewards.compare import one_form, plainly_usable, spelling, told_apart
 from vipfast.rewards.pool import Outcome, Pool
 from vipfast.types import ZERO_ONE, Prompt
 
@@ -55,22 +58,30 @@ class Maths:
         self.pool.close()
 
     def __call__(self, completions: list[str], answers: list, metadata: list[dict]) -> list[Verdict]:
-        pairs = [(_gold(answer), read.final_answer(text)) for answer, text in zip(answers, completions)]
+        rows = [(_gold(answer), final_answers(text)) for answer, text in zip(answers, completions)]
+        told = self._verdicts((gold, answer) for gold, found in rows for answer in found or (None,))
+        hedged = {(gold, found) for gold, found in rows if not all(told[gold, answer].reward for answer in found)}
+        together = {(gold, found): (gold, ", ".join(found)) for gold, found in hedged if len(found) > 1}
+        told |= self._verdicts(together.values())
+        return [told[together.get((gold, found), (gold, found[0] if found else None))] for gold, found in rows]
+
+    def _verdicts(self, pairs: Iterable[tuple[str, str | None]]) -> dict[tuple[str, str | None], Verdict]:
+        """The verdict on each pair of a tidied gold and an answer to it, None being none."""
         told = {pair: self._told(*pair) for pair in dict.fromkeys(pairs)}
         told |= self._asked({pair: verdict for pair, (verdict, usable) in told.items() if verdict is None or usable is None})
-        return [told[pair][0] for pair in pairs]
+        return {pair: verdict for pair, (verdict, _) in told.items()}
 
     def _told(self, gold: str, answer: str | None) -> tuple[Verdict | None, bool | None]:
         """What needs no algebra, or is known from before: the verdict, and whether the gold can be graded against."""
         usable = self._usable.get(gold, plainly_usable(gold))
         if usable is False:
             return Verdict(None, spelling(answer)), False
-        return self._judged.get((gold, answer)) or told_apart(gold, answer), usable
+        known = self._judged.get((gold, answer))
+        return known or (Verdict(0.0) if answer is None else told_apart(gold, answer)), usable
 
     def _asked(self, pairs: dict[tuple[str, str | None], Verdict | None]) -> dict[tuple, tuple[Verdict, bool]]:
         """The same by algebra, of pairs some of which have a verdict that only waits for the gold to be found usable."""
-        # A unit has been compared; math-verify knows some of them as products of letters.
-        tasks = [(gold, None if verdict else read.unit(answer)[0]) for (gold, answer), verdict in pairs.items()]
+        tasks = [(_task(gold, gold)[0], None) if told else _task(gold, answer) for (gold, answer), told in pairs.items()]
         found = {}
         for (pair, told), outcome in zip(pairs.items(), self.pool.map(tasks)):
             verdict, gold = _verdict(*pair, told, outcome), pair[0]
@@ -91,7 +102,7 @@ class Maths:
         """
         known = {gold: self._usable.get(gold, plainly_usable(gold)) for gold in golds}
         unknown = [gold for gold, found in known.items() if found is None]
-        for gold, outcome in zip(unknown, self.pool.map([(gold, None) for gold in unknown])):
+        for gold, outcome in zip(unknown, self.pool.map([(_task(gold, gold)[0], None) for gold in unknown])):
             if outcome.error is not None:
                 raise RewardError(f"the gold answer {gold[:100]!r} could not be checked: {outcome.error}")
             known[gold] = outcome.gave_up is None and outcome.value[0]
@@ -126,63 +137,14 @@ class Maths:
 
 
 def _gold(answer: Any) -> str:
-    return "" if answer is None else read.gold_answer(str(answer))
+    return "" if answer is None else gold_answer(str(answer))
 
 
-def plainly_usable(gold: str) -> bool | None:
-    """What can be said of a tidied gold without parsing it; None: only the parser knows."""
-    if not gold or len(gold) > read.LONGEST:
-        return False
-    stripped = read.unit(gold)[0]
-    if read.value(stripped) is not None or read.in_base(gold) is not None:
-        return True
-    if (found := read.words(gold)) is not None and found[1]:
-        return True
-    return False if read.is_prose(gold) else True if found is not None else None
-
-
-def told_apart(gold: str, answer: str | None) -> Verdict | None:
-    """The verdict where no algebra is needed: equal spellings, numbers, number bases, units and words."""
-    if answer is None:
-        return Verdict(0.0)
-    right, wrong = Verdict(1.0, spelling(gold)), Verdict(0.0, spelling(answer))
-    if gold == answer:
-        return right
-    if not answer or len(answer) > read.LONGEST or (read.qualified(answer) and not read.qualified(gold)):
-        return wrong
-    (gold_number, gold_unit), (number, unit) = read.unit(gold), read.unit(answer)
-    if gold_unit is not None and unit is not None and gold_unit != unit:
-        return wrong
-    gold_value, found_value = read.value(gold_number), read.value(number)
-    if gold_value is not None and found_value is not None:
-        return right if gold_value.same(found_value) else wrong
-    if (base := _same_in_base(gold, answer)) is not None:
-        return right if base else wrong
-    gold_words = read.words(gold)
-    if gold_words is not None and gold_words[0] == read.lowered(answer):
-        return right
-    # Formulas of a letter or two, such as xy, are words too; longer ones would be products that forget their order.
-    if gold_words is not None and (gold_words[1] and len(gold_words[0]) > 1 or len(gold_words[0]) > 3):
-        return wrong
-    return None
-
-
-def _same_in_base(gold: str, answer: str) -> bool | None:
-    """Whether digits and base agree, a base left out being the question's; None where neither names one."""
-    expected, found = read.in_base(gold), read.in_base(answer)
-    if expected is None and found is None:
-        return None
-    (digits, base), (other_digits, other_base) = expected or (gold.upper(), None), found or (answer.upper(), None)
-    return digits == other_digits and (base == other_base or None in (base, other_base))
-
-
-def spelling(text: str | None) -> str | None:
-    """An answer as it counts in a vote: without unit, words in lower case, numbers in lowest terms."""
-    if not text:
-        return None
-    if len(text) <= read.LONGEST and (found := read.words(text)) is not None:
-        return read.bounded(found[0])
-    return read.spelled(read.unit(text)[0])
+def _task(gold: str, answer: str) -> tuple[str, str]:
+    """What algebra compares; units have been compared, and math-verify knows some of them as products of letters."""
+    gold, answer = one_form(gold, answer)
+    gold_number, gold_unit = unit(gold)
+    return gold if gold_unit is None else gold_number, unit(answer)[0]
 
 
 def _verdict(gold: str, answer: str | None, told: Verdict | None, outcome: Outcome) -> Verdict:

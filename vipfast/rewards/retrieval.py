@@ -1,8 +1,8 @@
 """Rewards for questions with short answers in words, as open-domain question answering counts them (SQuAD's normalisation):
 exact match, and F1 and precision of the answer's words. Choose one by name, e.g. ``vipfast.rewards.retrieval:em``.
 
-The answer of a completion stands in its last ``<answer>…</answer>``, else in a single box or after its last ``Answer:``,
-else its last line. A gold answer may be a text, or several (a list, or a JSON list of texts): the best of them counts.
+The answer of a completion stands where ``extract.find`` says, else in its last line. A gold answer may be a text, or several (a
+list, or a JSON list of texts): the best of them counts.
 """
 
 import json
@@ -13,26 +13,20 @@ from collections.abc import Callable
 from typing import Any
 
 from vipfast.rewards.base import Verdict
-from vipfast.rewards.exact import boxed
+from vipfast.rewards.extract import find
 from vipfast.types import ZERO_ONE, RewardRange
 
-# Bounded, since two runs of spaces side by side take quadratic time.
-_LINE = re.compile(r"[Aa]nswer\s{0,9}(?:is)?\s{0,9}:\s*(.+)")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def answer_of(text: str) -> str:
     """A completion's answer as it stands, outside its thoughts; "" if there is none, or boxes that differ."""
-    text = text.rpartition("</think>")[2]
-    opened = text.rfind("<answer>", 0, max(text.rfind("</answer>"), 0))
-    if opened >= 0:
-        return text[opened + len("<answer>") : text.find("</answer>", opened)].strip()
-    if boxes := set(boxed(text)):
-        return boxes.pop() if len(boxes) == 1 else ""
-    if lines := _LINE.findall(text):
-        return lines[-1].strip().strip("*")
-    return (text.strip().splitlines() or [""])[-1].strip()
+    found = find(text)
+    if len(found.texts) != 1:
+        return ""
+    answer = found.texts[0].strip()
+    return (answer.splitlines() or [""])[-1].strip() if found.place == "nowhere" else answer
 
 
 def normalise(answer: str) -> str:

@@ -21,6 +21,7 @@ from vipfast.config import REASONING_GYM, Config
 from vipfast.errors import DataError
 from vipfast.rewards.answers import bounded
 from vipfast.rewards.base import Verdict
+from vipfast.rewards.extract import find
 from vipfast.rewards.pool import TIMEOUT_S, Outcome, Pool
 from vipfast.tasks.base import Record
 from vipfast.types import RewardRange
@@ -119,11 +120,13 @@ def _options(text: str | None) -> dict:
     return options
 
 
-def extracted(completion: str) -> str:
-    """What is graded: what stands in the last <answer>…</answer>, else the whole text, stripped either way."""
-    before, closed, _ = completion.rpartition("</answer>")
-    _, opened, inside = before.rpartition("<answer>")
-    return (inside if closed and opened else completion).strip()
+def extracted(completion: str) -> str | None:
+    """What is graded: the answer where ``extract.find`` says, a grid below "Answer:" with all its lines, else the whole text
+    outside the thoughts; None where there is no answer, or boxes that differ."""
+    found = find(completion)
+    if len(found.texts) != 1:
+        return None
+    return (found.block or found.texts[0]).strip()
 
 
 class Scorer:
@@ -147,8 +150,9 @@ class Scorer:
     def __call__(self, completions: list[str], answers: list[str | None], metadata: list[dict]) -> list[Verdict]:
         """``answers`` are not read: the metadata, as ``load_records`` wrote it, says what is right."""
         texts = [extracted(completion) for completion in completions]
-        outcomes = self.pool.map((m["dataset"], m["settings"], m["entry"], text) for text, m in zip(texts, metadata))
-        return [_verdict(outcome, bounded(text)) for outcome, text in zip(outcomes, texts)]
+        asked = [(m["dataset"], m["settings"], m["entry"], text) for text, m in zip(texts, metadata) if text is not None]
+        outcomes = iter(self.pool.map(asked))
+        return [Verdict(0.0) if text is None else _verdict(next(outcomes), bounded(text)) for text in texts]
 
 
 def _verdict(outcome: Outcome, answer: str) -> Verdict:

@@ -1,0 +1,179 @@
+r"""Whether a tidied answer is the gold's, as far as that needs no algebra: spelling, number, unit, name, choice and words.
+
+``exact`` decides by this alone, ``maths`` hands what is left to algebra (equal.py). Both first bring gold and answer to one
+form (``one_form``): a quantity that is named like ``a+b=12`` is its value where the gold names nothing, ``y=-2, x=3`` is the
+pair ``(3,-2)``, and of the choice "(C) 12" the letter or the text is compared, whichever the gold has.
+"""
+
+import re
+
+from vipfast.rewards import answers as read
+from vipfast.rewards.base import Verdict
+from vipfast.rewards.tidy import LONGEST
+
+_LETTER = r"(?:\\(?:text|mathrm|mbox|textrm)\s?\{)?\s?"
+_CHOICE = re.compile(
+    rf"{_LETTER}(?:(?:option|choice|answer)\s?)?"
+    rf"(?:\(\s?([A-J])\s?\)|([A-J])\s?(?:\)|[.:](?=\s|\}}|$)|(?=\}}?$)))[\s}}]*(.*)",
+    re.IGNORECASE,
+)
+_NAME = r"\\?[A-Za-z]{1,10}(?:_(?:\w|\{\w{1,9}\}))?'{0,3}"
+_NAMED = re.compile(rf"({_NAME})\s?=\s?([^=<>]+)")
+_SEPARATOR = re.compile(r"(?:,|;)?\s?\\(?:text|mathrm|mbox|textrm)\{\s*(?:and|or|,)\s*\}\s?|\s(?:and|or)\s|[,;]\s?")
+_BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
+_EQUALS = re.compile(r"(?<![<>!:\\])=(?!=)")
+_IMPLIES = re.compile(r"\\(?:implies|Rightarrow|Longrightarrow|therefore)(?![a-z])|⇒|⟹|∴")
+_COMMAND = re.compile(
+    r"\\(?:frac|sqrt|cdot|times|div|pi|log|ln|lg|sin|cos|tan|cot|sec|csc|pm|binom|left|right|circ|infty)(?![a-z])"
+)
+_WORDY = re.compile(r"\\(?:text|mathrm|mbox|textrm)\{[^{}]*\}")
+_SIMPLE_NAME = re.compile(r"[A-Za-z\\|][^-+*/^=]*")
+_CONNECTS = re.compile(r"[\s,;]*(?:and|or)?[\s,;]*")
+
+
+def one_form(gold: str, answer: str) -> tuple[str, str]:
+    """Gold and answer in the form in which they can be compared."""
+    if max(len(gold), len(answer)) > LONGEST:
+        return gold, answer
+    gold_choice, choice = _choice(gold), _choice(answer)
+    if gold_choice and choice:
+        contradicts = gold_choice[1] and choice[1] and by_value(gold_choice[1], choice[1]) is False
+        return (gold, answer) if contradicts else (gold_choice[0], choice[0])
+    if gold_choice and gold_choice[1]:
+        gold = gold_choice[1]
+    elif choice and choice[1]:
+        answer = choice[1]
+    answer = _IMPLIES.split(answer)[-1].strip()
+    return _unnamed(gold, answer)
+
+
+def _choice(text: str) -> tuple[str, str] | None:
+    """Letter and text of a choice such as "(C) 12"; None for what is none."""
+    found = _CHOICE.fullmatch(text)
+    if found is None or found[3][:1] in tuple("+-*/^=<>,_|"):
+        return None
+    return (found[1] or found[2]).upper(), found[3]
+
+
+def _unnamed(gold: str, answer: str) -> tuple[str, str]:
+    """Both without the names of their quantities, where that leaves nothing out that the other says."""
+    ours, theirs = _values(gold), _values(answer)
+    if ours and theirs and ours[0] != theirs[0]:
+        return gold, answer
+    if ours:
+        gold = ours[1]
+    if theirs:
+        answer = theirs[1]
+    if not (ours or theirs):
+        sides, gold_sides = _EQUALS.split(answer), _EQUALS.split(gold)
+        if len(gold_sides) == 1:
+            while len(sides) > 1 and _letters(sides[0]) - _letters(gold):
+                sides = sides[1:]
+            answer = "=".join(sides).strip()
+        elif len(sides) == 1:
+            if _SIMPLE_NAME.fullmatch(gold_sides[0].strip()):
+                gold = "=".join(gold_sides[1:]).strip()
+        elif sides[0].replace(" ", "") == gold_sides[0].replace(" ", ""):
+            gold, answer = ("=".join(part[1:]).strip() for part in (gold_sides, sides))
+    return gold, answer
+
+
+def _values(text: str) -> tuple[tuple[str, ...], str] | None:
+    """Names and values of ``y=-2, x=3``, by name, as a pair: ("x", "y"), "(3,-2)"; of ``x=1, x=2`` the list "1, 2"; else None."""
+    parts = _parts(text)
+    named = [_NAMED.fullmatch(part) for part in parts] if len(parts) > 1 else [None]
+    if not all(named):
+        return None
+    pairs = [(match[1], match[2].strip()) for match in named]
+    names = {name for name, _ in pairs}
+    if len(names) == 1:
+        return tuple(names), ", ".join(value for _, value in pairs)
+    if len(names) < len(pairs):
+        return None
+    pairs.sort(key=lambda pair: (pair[0].startswith("\\"), pair[0]))  # r before \theta
+    return tuple(name for name, _ in pairs), f"({','.join(value for _, value in pairs)})"
+
+
+def _parts(text: str) -> list[str]:
+    """A list cut at the commas, "and" and "or" that no bracket holds."""
+    parts, start, at, depth = [], 0, 0, 0
+    for separator in _SEPARATOR.finditer(text):
+        depth += sum(_BRACKETS.get(letter, 0) for letter in text[at : separator.start()])
+        at = separator.start() if "{" not in separator[0] else separator.end()
+        if depth == 0:
+            parts.append(text[start : separator.start()].strip())
+            start = separator.end()
+    return [*parts, text[start:].strip()]
+
+
+def _letters(side: str) -> set[str]:
+    return set(re.findall(r"[A-Za-z]", _COMMAND.sub("", side)))
+
+
+def by_value(gold: str, answer: str) -> bool | None:
+    """Whether two answers in one form are one number, with its unit or in its base; None where one of them is no number."""
+    (gold_number, gold_unit), (number, unit) = read.unit(gold), read.unit(answer)
+    if gold_unit is not None and unit is not None and gold_unit != unit:
+        return False
+    gold_value, value = read.value(gold_number), read.value(number)
+    if gold_value is not None and value is not None:
+        return gold_value.same(value)
+    return _same_in_base(gold, answer)
+
+
+def _same_in_base(gold: str, answer: str) -> bool | None:
+    """Whether digits and base agree, a base left out being the question's; None where neither names one."""
+    expected, found = read.in_base(gold), read.in_base(answer)
+    if expected is None and found is None:
+        return None
+    (digits, base), (other_digits, other_base) = expected or (gold.upper(), None), found or (answer.upper(), None)
+    return digits == other_digits and (base == other_base or None in (base, other_base))
+
+
+def told_apart(gold: str, answer: str) -> Verdict | None:
+    """The verdict on an answer where no algebra is needed: equal spellings, numbers, number bases, units and words."""
+    right, wrong = Verdict(1.0, spelling(gold)), Verdict(0.0, spelling(answer))
+    if gold == answer:
+        return right
+    if not answer or len(answer) > LONGEST or (read.qualified(answer) and not read.qualified(gold)):
+        return wrong
+    gold, answer = one_form(gold, answer)
+    if gold == answer:
+        return right
+    same = by_value(gold, answer)
+    if same is not None:
+        return right if same else wrong
+    gold_words = read.words(gold)
+    if gold_words is not None and gold_words[0] == read.lowered(answer):
+        return right
+    # Formulas of a letter or two, such as xy, are words too; longer ones would be products that forget their order.
+    if gold_words is not None and (gold_words[1] and len(gold_words[0]) > 1 or len(gold_words[0]) > 3):
+        return wrong
+    return wrong if _leaves_words(answer) and not _WORDY.search(gold) else None
+
+
+def _leaves_words(answer: str) -> bool:
+    r"""Whether an answer says in words what a parser of formulas leaves out: ``5 \text{ or six}``."""
+    rest = read.unit(answer)[0]
+    return not all(_CONNECTS.fullmatch(read.lowered(words)) for words in _WORDY.findall(rest))
+
+
+def plainly_usable(gold: str) -> bool | None:
+    """What can be said of a tidied gold without parsing it; None: only the parser knows."""
+    if not gold or len(gold) > LONGEST:
+        return False
+    stripped = read.unit(gold)[0]
+    if read.value(stripped) is not None or read.in_base(gold) is not None:
+        return True
+    if (found := read.words(gold)) is not None and found[1]:
+        return True
+    return False if read.is_prose(gold) else True if found is not None else None
+
+
+def spelling(text: str | None) -> str | None:
+    """An answer as it counts in a vote: without unit, words in lower case, numbers in lowest terms."""
+    if not text:
+        return None
+    if len(text) <= LONGEST and (found := read.words(text)) is not None:
+        return read.bounded(found[0])
+    return read.spelled(read.unit(text)[0])

@@ -1,0 +1,145 @@
+r"""Where a completion's answer stands. Every reward that looks for an answer asks here, so that all of them agree on it.
+
+Nothing that was thought counts (thinking.py). Outside of it an answer is stated, in this order, between ``<answer>`` tags, in
+``\boxed{}``, or on the last line behind ``####`` or a phrase such as "the answer is". Where nothing is stated, what is left is
+up to the reward: the last formula or number (prose.py) for maths, the last line for answers in words.
+
+Everything here is linear in the text, since the text is sampled and nobody stops this process: what repeats is bounded, or ends
+where the next try begins.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from vipfast.rewards.thinking import outside_thinking
+
+_MOST_PHRASES = 16
+
+_BRACE = re.compile("[{}]")
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+_UNBRACED = re.compile(r"[^\n$]{1,80}?(?=\$|\\[)\]]|\n|\Z)")
+_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
+
+_ADVERB = (
+    "therefore|thus|then|hence|so|simply|just|exactly|precisely|indeed|clearly|obviously|finally|now|also|again|still|actually|"
+    "really|only|in fact|of course|consequently|accordingly|approximately|about|roughly|equal to|given by|found to be|"
+    "as follows"
+)
+_PHRASE = re.compile(
+    rf"####|\banswers?\b[*_]{{0,3}}"
+    rf"(?:\s?\([^()\n]{{0,40}}\)|\s(?:to|for|of)\b[^.:=\n]{{1,80}}?)?(?:,\s?(?:{_ADVERB}|though|however),)?"
+    rf"(?:\s{{0,9}}[*_]{{0,3}}(?::|=(?!=))|\s{{1,9}}(?:is|are|was|equals|becomes|(?:should|must|would|will|can only|has to) be|"
+    rf"(?:comes|turns) out to be)\b)"
+    rf"(?:[\s,*_]{{0,9}}(?:{_ADVERB})\b){{0,3}}[*_]{{0,3}}(?:\s{{0,9}}[:=])?"
+    r"|^[#*_ ]{0,9}(?:the |my |our )?(?:final )?answer[*_ ]{0,9}:?[*_ ]{0,3}$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_SAYS_NOTHING = re.compile(
+    r"\W{0,9}(?:in)?(?:correct|right|wrong|helpful|useful|clear|reasonable|consistent|complete|valid|verified)\b", re.IGNORECASE
+)
+_DISPLAY = re.compile(r"\s{0,99}(\\\[|\$\$)")
+_BEGIN_END = re.compile(r"\\(?:begin|end)\{(?:equation|align|aligned|gather|gathered|displaymath|math)\*?\}")
+
+Place = Literal["tags", "box", "line", "nowhere"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a completion states its answer, and what stands there.
+
+    Attributes:
+        place: "tags", "box", "line", or "nowhere" for a text that states none.
+        texts: what stands there, as written: several boxes are several texts; () where there is no answer at all, because a
+            thought, a tag or a box never ends. Of "nowhere" it is the whole text outside the thoughts.
+        block: of a "line" that ends with its phrase, all that follows it, such as a grid of several lines.
+    """
+
+    place: Place
+    texts: tuple[str, ...]
+    block: str | None = None
+
+
+def find(completion: str) -> Found:
+    """Where a completion states its answer, outside its thoughts."""
+    text = outside_thinking(completion)
+    if text is None:
+        return Found("nowhere", ())
+    tagged = _in_tags(text)
+    if tagged == "":
+        return Found("tags", ())
+    inside = text if tagged is None else tagged
+    if _BOX.search(inside):
+        return Found("box", tuple(dict.fromkeys(boxed(inside))))
+    return _on_line(inside) or Found("nowhere" if tagged is None else "tags", (inside,))
+
+
+def boxed(text: str) -> list[str]:
+    r"""What stands in every ``\boxed{…}`` or ``\fbox{…}`` with balanced braces, and behind every ``\boxed 7``, in order."""
+    found = []
+    for part in _BOX.split(text)[1:]:
+        if not part.startswith("{"):
+            found += _unbraced(part)
+            continue
+        depth = 0
+        for brace in _BRACE.finditer(part):
+            depth += 1 if brace[0] == "{" else -1
+            if depth == 0:
+                found.append(part[1 : brace.start()].strip())
+                break
+    return found
+
+
+def _unbraced(part: str) -> list[str]:
+    r"""Of what follows ``\boxed`` without a brace: up to the end of its formula, or where it stands in prose its first word."""
+    stretch = _UNBRACED.match(part)
+    if stretch is None:
+        return []
+    in_formula = part[stretch.end() : stretch.end() + 1] not in ("", "\n")
+    words = stretch[0].split()
+    return [(stretch[0] if in_formula else words[0]).strip().rstrip(".,;:!?")] if words else []
+
+
+def _in_tags(text: str) -> str | None:
+    """What stands in the last ``<answer>`` that is closed; None where no such tag is opened, "" where none is closed."""
+    opened, inside = None, None
+    for tag in _TAG.finditer(text):
+        if not tag[1]:
+            opened = tag.end()
+        elif opened is not None:
+            inside, opened = text[opened : tag.start()].strip(), None
+    return inside if inside is not None or opened is None else ""
+
+
+def _on_line(text: str) -> Found | None:
+    """The statement behind the last phrase that has one."""
+    for phrase in list(_PHRASE.finditer(text))[: -_MOST_PHRASES - 1 : -1]:
+        behind, _, after = text[phrase.end() :].partition("\n")
+        line, block = _bare(behind), None
+        if not line or _opens_display(behind):
+            block = f"{behind}\n{after}".strip()
+            line = _first_block(block)
+        if line and not _SAYS_NOTHING.match(line):
+            return Found("line", (line,), block)
+    return None
+
+
+def _opens_display(line: str) -> bool:
+    found = _DISPLAY.match(line)
+    return found is not None and not line[found.end() :].strip()
+
+
+def _first_block(text: str) -> str:
+    """The formula a text begins with where it is set apart, over several lines or not; else its first line."""
+    text = _BEGIN_END.sub("", text).strip()
+    opening = _DISPLAY.match(text)
+    if opening is None:
+        return _bare(text.partition("\n")[0])
+    closing = {"\\[": "\\]", "$$": "$$"}[opening[1]]
+    inside, closed, _ = text[opening.end() :].partition(closing)
+    return inside.strip() if closed else ""
+
+
+def _bare(line: str) -> str:
+    """A line without the marks of Markdown around it."""
+    return line.strip().lstrip(",").strip("*_ ").strip()
