@@ -54,6 +54,12 @@ def test_gsm8k_is_graded_as_exact_where_the_maths_library_is_missing(monkeypatch
     assert verifier == "exact" and notes[0] == "layout: GSM8K (question, answer), graded as exact" + remedy
 
 
+@pytest.mark.parametrize("box", [r"\boxed{5}", r"\boxed 5", r"$\boxed 5$.", r"\fbox{5}"])
+def test_a_box_counts_with_and_without_braces(tmp_path, box):
+    path = write(tmp_path / "d.jsonl", *({"problem": f"p{i}", "solution": f"so {box}"} for i in range(2)))
+    assert [record.answer for record in load(path)[0]] == ["5", "5"]
+
+
 def test_every_sample_is_expected():
     assert {path.name for path in SAMPLES.iterdir()} == {*EXPECTED, "livecodebench.jsonl"}
 
@@ -163,6 +169,9 @@ def test_the_context_of_a_problem_comes_before_its_question(tmp_path):
     ]
     records = load(write(tmp_path / "d.jsonl", *rows))[0]
     assert [record.prompt for record in records] == ["Let f(x)=2x.\n\nFind f(0).", "Find f(1).", "Find f(2)."]
+    chats = [{**row, "question": [{"role": "user", "content": row["question"]}]} for row in rows]
+    asked = load(write(tmp_path / "e.jsonl", *chats))[0]
+    assert [record.prompt[0]["content"] for record in asked] == [record.prompt for record in records]
 
 
 PICTURES = [

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vipfast.errors import DataError
-from vipfast.rewards.answers import boxed
+from vipfast.rewards.extract import boxed
 from vipfast.tasks.chat import is_chat, read_chat, split_reply
 from vipfast.tasks.reading import READERS, SPLITS
 from vipfast.tasks.values import as_json, as_text, get, plain, plain_answer
@@ -205,11 +205,15 @@ def posed(row: dict, layout: Layout) -> tuple[str | list[dict] | None, str | Non
     value = get(row, layout.prompt)
     if value is None or value in ("", []):
         return None, None
-    if chat := read_chat(value):
-        all_prompt = layout.prompt.rpartition(".")[2].lower() == "prompt" and not chat.sharegpt
-        return (chat.messages, None) if all_prompt else split_reply(chat.messages)
     before = row.get(layout.context) if layout.context else None
-    return f"{before.strip()}\n\n{as_text(value)}" if isinstance(before, str) and before.strip() else as_text(value), None
+    before = f"{before.strip()}\n\n" if isinstance(before, str) and before.strip() else ""
+    chat = read_chat(value)
+    if chat is None:
+        return before + as_text(value), None
+    if asked := next((message for message in chat.messages if message["role"] == "user"), None):
+        asked["content"] = before + asked["content"]
+    all_prompt = layout.prompt.rpartition(".")[2].lower() == "prompt" and not chat.sharegpt
+    return (chat.messages, None) if all_prompt else split_reply(chat.messages)
 
 
 def answer_of(row: dict, layout: Layout, reply: str | None) -> str | None:
