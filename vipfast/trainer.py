@@ -92,6 +92,7 @@ class Trainer:
         self.grader = Grader(
             self.task.reward, self.tokenizer, truncated=config.truncated, max_errors=config.max_reward_errors,
             binary_at=config.success_threshold if config.reward_shape == "binary" else None,
+            go_on=f"go on with {run_folder.go_on(config)}",
         )  # fmt: skip
         self.peaks = Peaks(config.device)
         self.model = load_policy(config, self.tokenizer)

@@ -139,6 +139,8 @@ def test_after_messages_a_completion_is_a_message_too(make):
     reward = make("chat")
     assert graded(reward, "seven", prompts=posed) == [5.0] and reward.check_golds(posed, 0) == []
     assert shown(("prompts",), posed, [""], [[]]) == {"prompts": [messages]}
+    begun = [*messages, {"role": "assistant", "content": "It is "}]
+    assert graded(make("chat"), "seven", prompts=[Posed("u", "p", np.array([1]), "7", {}, messages=begun)]) == [11.0]
     with pytest.raises(UsageError, match="as TRL calls it, with texts since the prompt is one.*TypeError"):
         make("chat").check_golds(PROMPTS, 0)
 
@@ -178,6 +180,18 @@ def test_a_trial_on_no_gold_text_is_on_an_empty_one():
     assert reward.check_golds([Prompt("u", "p", np.array([1]), 3)], 0) == [] and seen == [([""], [3])]
 
 
+def test_a_thought_that_the_prompt_opened_is_put_back_for_vipfasts_rewards_alone():
+    prompts = [Prompt("u", "<user>p<think>\n", np.array([1]), "7", {}, "p")] * 2
+    thought = "so 7</think>7"
+    for name, begins in (("accuracy", "so"), ("compute_score", "so"), ("own", "<think>\nso")):
+        texts = []
+        reward = given_reward(Config(), SPACE[name])
+        seen = lambda *args, texts=texts, **columns: texts.extend(columns.get("raw", args[0])) or [0.0]  # noqa: E731
+        seen.wants = reward.wants
+        graded(seen, thought, prompts=prompts)
+        assert texts == [begins + " 7</think>7"]
+
+
 def test_columns_go_by_their_own_names():
     seen = {}
 
@@ -186,7 +200,7 @@ def test_columns_go_by_their_own_names():
         return [0.0] * len(completions)
 
     call = shaped(reward, gold_names=("final",)).call
-    call([], ["1", "2"], [{"a": 1}, {"b": 2}], prompts=["p", "q"], raw=["x", "y"])
+    call(["x", "y"], ["1", "2"], [{"a": 1}, {"b": 2}], prompts=["p", "q"], raw=["x", "y"])
     assert seen == {"prompts": ["p", "q"], "answer": ["1", "2"], "final": ["1", "2"], "a": [1, None], "b": [None, 2]}
 
     def by_source(data_source, solution_str, ground_truth, extra_info):

@@ -148,6 +148,15 @@ def test_prompts_from_python_are_asked_for_again_with_what_came_beside_them(tmp_
     assert Trainer(small("arithmetic", folder, steps=2, **named), prompts=prompts, reward=reward, resume=True).run() == 0
 
 
+def test_a_reward_from_python_that_breaks_names_the_way_to_go_on(tmp_path, capsys):
+    def breaks(completions, answers, metadata):
+        raise OSError("disk")
+
+    with pytest.raises(RewardError, match=r"OSError: disk.*mend the reward and go on with Trainer\(Config\(.*reward=…, resume"):
+        Trainer(small("arithmetic", str(tmp_path / "r")), reward=breaks).run()
+    assert "warning: reward=breaks: a trial on the completion" in capsys.readouterr().out
+
+
 def test_a_run_whose_reward_no_version_recorded_goes_on_with_the_one_given(tmp_path):
     folder = tmp_path / "r"
     Trainer(small("arithmetic", str(folder), steps=1), reward=exactly).run()

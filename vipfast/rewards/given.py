@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from vipfast.distributed import join
 from vipfast.errors import RewardError, UsageError
 from vipfast.rewards.base import Verdict, verdicts
 from vipfast.rewards.shapes import REMEDY, shaped, shown
@@ -43,13 +44,14 @@ class Given:
             close()
 
     def check_golds(self, prompts: Sequence[Prompt], seed: int) -> list[str]:
-        """One trial call (rewards/trial.py), and what the reward itself finds wrong with the gold answers.
+        """One trial call (rewards/trial.py), which the first of several ranks makes for all, and what the reward itself finds
+        wrong with the gold answers.
 
         Raises:
             UsageError: the trial shows that it is wired wrongly.
         """
         check = getattr(self.reward, "check_golds", None)
-        return self._tried(*pick(prompts)) + (check(prompts, seed) if check else [])
+        return join().decided(lambda: self._tried(*pick(prompts))) + (check(prompts, seed) if check else [])
 
     def _tried(self, prompt: Prompt, text: str) -> list[str]:
         columns = shown(self.wants, [prompt], [text], [prompt.tokens])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
 
+from vipfast.distributed import join
 from vipfast.errors import UsageError
 from vipfast.rewards.base import Verdict
 from vipfast.rewards.pool import Outcome, Pool
@@ -54,12 +55,14 @@ class Own:
         self.pool.close()
 
     def check_golds(self, prompts: Sequence[Prompt], seed: int) -> list[str]:
-        """One trial call, in a worker (rewards/trial.py).
+        """One trial call (rewards/trial.py), in a worker; the first of several ranks makes it for all.
 
         Raises:
             UsageError: it shows that the reward is wired wrongly.
         """
-        prompt, text = pick(prompts)
+        return join().decided(lambda: self._tried(*pick(prompts)))
+
+    def _tried(self, prompt: Prompt, text: str) -> list[str]:
         columns = shown(self.wants, [prompt], [text], [prompt.tokens])
         (verdict,) = self([text], [prompt.answer], [prompt.metadata], **columns)
         return judge(f"--reward {self.name}", self.whose, verdict, prompt, text, REMEDY)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vipfast.rewards.thinking import opened_by
 from vipfast.types import Prompt
 
 REMEDY = (
@@ -40,7 +41,7 @@ def shown(wants: Sequence[str], prompts: Sequence[Prompt], texts: Sequence[str],
     """
     columns = {
         "prompts": lambda: [getattr(prompt, "messages", None) or prompt.problem or prompt.text for prompt in prompts],
-        "raw": lambda: list(texts),
+        "raw": lambda: [text.removeprefix(opened_by(prompt.text)) for prompt, text in zip(prompts, texts)],
         "ids": lambda: [[int(id) for id in row] for row in rows],
     }
     return {name: columns[name]() for name in wants}
@@ -103,15 +104,20 @@ def _trl(reward: Callable, named: set[str], rest: bool, gold_names: Sequence[str
         columns = {key: [row.get(key) for row in metadata] for key in dict.fromkeys(key for row in metadata for key in row)}
         for name in (*gold_names, *(name for name in _GOLD if name in named)):
             columns.setdefault(name, answers)
-        columns |= {"prompts": prompts, "completions": [_replied(*pair) for pair in zip(prompts, raw)], "answer": answers}
+        asked, replies = zip(*(_exchange(*pair) for pair in zip(prompts, raw)))
+        columns |= {"prompts": list(asked), "completions": list(replies), "answer": answers}
         columns |= {"completion_ids": ids} if ids is not None else {}
         return reward(**{name: column for name, column in columns.items() if rest or name in named})
 
     return Shaped(call, ("prompts", "raw", *(("ids",) if "completion_ids" in named else ())), "TRL")
 
 
-def _replied(prompt: str | list[dict], text: str) -> str | list[dict]:
-    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+def _exchange(prompt: str | list[dict], text: str) -> tuple[str, str] | tuple[list[dict], list[dict]]:
+    """Prompt and completion of one rollout; what the assistant had begun in the prompt is part of the completion."""
+    if isinstance(prompt, str):
+        return prompt, text
+    begun = prompt[-1]["role"] == "assistant"
+    return prompt[: len(prompt) - begun], [{"role": "assistant", "content": prompt[-1]["content"] * begun + text}]
 
 
 def _verl(reward: Callable, named: set[str] | None, task: str) -> Shaped:
