@@ -109,6 +109,8 @@ BAD = {
     "null": ([*USER, {"role": "assistant", "content": None}, *USER], "a message whose 'content' is null"),
     "a tool call": ([*USER, CALL], "a message with tool_calls.*leave such rows out"),
     "a call beside words": ([*USER, {**CALL, "content": "I call"}], "a message with tool_calls"),
+    "a call without content": ([*USER, {"role": "assistant", "tool_calls": [{"name": "f"}]}], "a message with tool_calls"),
+    "no content": ([*USER, {"role": "assistant"}], "a message whose 'content' is null"),
     "an older call": ([*USER, {"role": "assistant", "content": "", "function_call": {"name": "f"}}], "with function_call"),
     "content that is a number": ([{"role": "user", "content": 5}], "a message whose 'content' is 5"),
     "content that is a dict": ([{"role": "user", "content": {"a": 1}}], "a message whose 'content' is {'a': 1}"),
@@ -128,6 +130,13 @@ def test_what_cannot_be_read_is_refused_by_column_row_and_remedy(tmp_path, kind)
         load(path)
     with pytest.raises(DataError, match=f"key 'prompt' of .* holds .*{message}"):
         load_task(Config(prompts_per_step=1), Bytes(), [{"prompt": value}], score)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, (value, message) in BAD.items() if "that is no chat" not in message])
+def test_chats_that_cannot_be_read_are_refused_as_json_text_too(tmp_path, kind):
+    value, message = BAD[kind]
+    with pytest.raises(DataError, match=f"row 1, column prompt holds .*{message}"):
+        load(write(tmp_path / "d.jsonl", [{"prompt": json.dumps(value), "answer": "4"}]))
 
 
 def test_a_chat_that_python_printed_into_a_table_is_refused(tmp_path):

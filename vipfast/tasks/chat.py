@@ -61,13 +61,11 @@ def read_chat(value: Any) -> Chat | None:
 
 
 def is_chat(value: Any) -> bool:
-    """Whether this is a list of messages in either form, whatever stands in them."""
+    """Whether this is a list of messages in either form, whatever stands in them: all have a speaker, one or more words."""
     value = _as_list(value)
-    return isinstance(value, list) and bool(value) and all(isinstance(part, dict) and _is_message(part) for part in value)
-
-
-def _is_message(part: dict) -> bool:
-    return {"role", "content"} <= part.keys() or {"from", "value"} <= part.keys()
+    if not isinstance(value, list) or not all(isinstance(part, dict) and part.keys() & {"role", "from"} for part in value):
+        return False
+    return any({"role", "content"} <= part.keys() or {"from", "value"} <= part.keys() for part in value)
 
 
 def split_reply(messages: list[dict]) -> tuple[list[dict], str | None]:
