@@ -198,6 +198,19 @@ def test_resume_goes_on_with_the_saved_options_and_permitted_changes():
     assert len(command.notes) == 4 and "another --threads" in command.notes[3]
 
 
+def test_what_a_file_or_the_saved_run_sets_can_be_taken_back():
+    Path("run.yaml").write_text("gradient_checkpointing: true\n")
+    assert cli.parse(["--config", "run.yaml"]).config.gradient_checkpointing
+    assert cli.parse(["--config", "run.yaml", "--no-gradient-checkpointing"]).config == Config()
+    make_run("mine", stop_when_dead=True)
+    assert cli.parse(["--resume", "--output-dir", "mine"]).config.stop_when_dead
+    assert not cli.parse(["--resume", "--output-dir", "mine", "--no-stop-when-dead"]).config.stop_when_dead
+    make_run("other")
+    assert cli.parse(["--resume", "--output-dir", "other", "--stop-when-dead"]).notes[1] == "stop_when_dead = True (was False)"
+    with pytest.raises(SystemExit):
+        cli.parse(["--no-model"])
+
+
 def test_resume_refuses_other_changes_by_name_with_both_values():
     make_run("mine", seed=9)
     with pytest.raises(UsageError) as error:

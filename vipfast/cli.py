@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from vipfast import run_folder
 from vipfast.config import Config
 from vipfast.config_file import continued, load_yaml, read_yaml
+from vipfast.config_rules import flag
 from vipfast.distributed import Ranks, join
 from vipfast.errors import CheckpointError, DeadRunError, NonFiniteError, RankError, RewardError, SyncError, UsageError
 from vipfast.resolve import backend_notes, resolve
@@ -150,8 +151,12 @@ def _flags(argv: Sequence[str], defaults: dict) -> _Flags:
     # Imported here so that a notebook's Trainer needs no command-line library.
     import tyro
 
-    # Flags such as --resume stand alone; their --no-resume twins would only lengthen the help.
-    return tyro.cli(_Flags, args=argv, default=_Flags(**defaults), prog="train.py", config=(tyro.conf.FlagCreatePairsOff,))
+    # Flags such as --resume stand alone; their --no-resume twins would only lengthen the help. What a file or a saved run sets
+    # can be taken back all the same: a twin that is given has its option on by default.
+    on = {field.name: True for field in dataclasses.fields(Config) if field.type is bool and flag(f"no_{field.name}") in argv}
+    return tyro.cli(
+        _Flags, args=argv, default=_Flags(**{**defaults, **on}), prog="train.py", config=(tyro.conf.FlagCreatePairsOff,)
+    )
 
 
 def _planned_gpu(flags: _Flags) -> float | None:
