@@ -8,6 +8,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from vipfast.rewards.extract import boxed, find
 from vipfast.rewards.prose import last_value, trimmed, turned
@@ -145,8 +146,11 @@ def _near(a: Fraction, b: Fraction, decimal: bool) -> bool:
 def value(text: str) -> Value | None:
     """The value of a tidied answer that is a plain number: integer, decimal, fraction, mixed, repeating or scientific, with or
     without a word such as "million" behind it."""
-    if len(text) > LONGEST:
-        return None
+    return None if len(text) > LONGEST else _value(text)
+
+
+@lru_cache(4096)
+def _value(text: str) -> Value | None:
     plain = text.removesuffix("%").rstrip()
     number, scale = _rational(plain.removeprefix("+")), 1
     if number is None and (scaled := _SCALED.fullmatch(plain)):

@@ -79,7 +79,7 @@ def _unnamed(gold: str, answer: str) -> tuple[str, str]:
 
 
 def _values(text: str) -> tuple[tuple[str, ...], str] | None:
-    """Names and values of ``y=-2, x=3``, by name, as a pair: ("x", "y"), "(3,-2)"; of ``x=1, x=2`` the list "1, 2"; else None."""
+    """Names and values of ``y=-2, x=3``, by name, as a pair: ("x", "y"), "(3,-2)"; of ``x=1, x=2`` the list "1, 2"."""
     parts = _parts(text)
     named = [_NAMED.fullmatch(part) for part in parts] if len(parts) > 1 else [None]
     if not all(named):
@@ -112,6 +112,9 @@ def _letters(side: str) -> set[str]:
 
 def by_value(gold: str, answer: str) -> bool | None:
     """Whether two answers in one form are one number, with its unit or in its base; None where one of them is no number."""
+    gold_value, value = read.value(gold), read.value(answer)
+    if gold_value is not None and value is not None:
+        return gold_value.same(value)
     (gold_number, gold_unit), (number, unit) = read.unit(gold), read.unit(answer)
     if gold_unit is not None and unit is not None and gold_unit != unit:
         return False
@@ -137,10 +140,11 @@ def told_apart(gold: str, answer: str) -> Verdict | None:
         return right
     if not answer or len(answer) > LONGEST or (read.qualified(answer) and not read.qualified(gold)):
         return wrong
-    gold, answer = one_form(gold, answer)
-    if gold == answer:
-        return right
-    same = by_value(gold, answer)
+    if (same := by_value(gold, answer)) is None:
+        gold, answer = one_form(gold, answer)
+        if gold == answer:
+            return right
+        same = by_value(gold, answer)
     if same is not None:
         return right if same else wrong
     gold_words = read.words(gold)

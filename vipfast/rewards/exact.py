@@ -22,7 +22,7 @@ def _verdict(gold: str, completion: str) -> Verdict:
     if not gold:
         return Verdict(None, _spelling(", ".join(found)))
     together = ", ".join(found)
-    if found and (all(same(gold, answer) for answer in found) or same(gold, together)):
+    if found and (all(same(gold, answer) for answer in found) or len(found) > 1 and same(gold, together)):
         return Verdict(1.0, _spelling(gold))
     return Verdict(0.0, _spelling(together))
 
@@ -33,8 +33,9 @@ def same(gold: str, answer: str) -> bool:
         return gold == answer
     if qualified(answer) and not qualified(gold):
         return False
-    gold, answer = one_form(gold, answer)
-    found = by_value(gold, answer)
+    if (found := by_value(gold, answer)) is None:
+        gold, answer = one_form(gold, answer)
+        found = by_value(gold, answer)
     return _unspaced(gold) == _unspaced(answer) if found is None else found
 
 

@@ -67,6 +67,8 @@ _GOES_ON = re.compile(
 )
 _CONTINUES = re.compile(r"[+*/^_=<>×·÷≤≥%})]|[-−](?=\s)|\\(?:times|cdot|div|pm|leq?|geq?|%|text|mathrm|mbox)")
 _MOST_IN_BRACKETS = 12
+_NEAR = 200
+"""Characters around the last digit among which its formula stands."""
 _GROUPED = re.compile(r"\d{1,3}"), re.compile(r"\d{3}\b|\d+/\d+")
 """Digits, and what they may stand before at a space: 1 000, or 5 1/2."""
 _LAST_SIDE = re.compile(r"(?<![<>!:])=(?!=)|≈|\\approx|→|⇒|->")
@@ -84,7 +86,7 @@ def last_value(text: str) -> str | None:
     that 4 is not the answer of ``\frac{3}{4}``, nor 3 that of "−3".
     """
     text = text[-LONGEST_TAIL:]
-    formula = next(iter(deque(_MATHS.finditer(text), maxlen=1)), None)
+    formula = next(iter(deque(_MATHS.finditer(text), maxlen=1)), None) if "$" in text or "\\" in text else None
     begin, value = _last_stretch(text, formula.end() if formula else 0)
     if value is None and formula is not None:
         begin, value = formula.start(), next(filter(None, formula.groups()))
@@ -93,7 +95,9 @@ def last_value(text: str) -> str | None:
 
 def _last_stretch(text: str, start: int) -> tuple[int, str | None]:
     """Where the stretch around the last number behind ``start`` begins, and the value in it."""
-    runs = [(run.start(), run.end()) for run in _RUN.finditer(text, start)]
+    digit = max(map(text.rfind, "0123456789"))
+    start = max(start, text.rfind(" ", 0, max(0, digit - _NEAR)) + 1)
+    runs = [(run.start(), run.end()) for run in _RUN.finditer(text, start, digit + _NEAR)]
     numbers = [i for i, run in enumerate(runs) if any(map(str.isdecimal, text[slice(*run)]))]
     if not numbers:
         return 0, None

@@ -6,6 +6,7 @@ repeats is bounded.
 
 import re
 import unicodedata
+from functools import lru_cache
 
 LONGEST = 2000
 """Characters of an answer beyond which it is compared letter by letter only."""
@@ -79,6 +80,7 @@ _REWRITES = [
         (r"\^\s?(?:\{\s?\\circ\s?\}|\\circ)|\\degree", r"^\\circ"),
     )
 ]
+_PLAIN = re.compile(r"-?\d+(?:\.\d+|/\d+)?")
 _OF_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _DEGREES = re.compile(
     r"((?<![\d.])\d{1,19}(?:\.\d{1,19})?|\\frac\{[^{}]{1,50}\}\{[^{}]{1,50}\}|\\[a-z]{1,9}|[A-Za-z]|\([^()]{1,99}\))\s?\^\\circ"
@@ -89,15 +91,23 @@ def tidy(answer: str) -> str:
     """One spelling of what looks the same: Unicode signs and digits as LaTeX, no dollars, thin spaces, sizes or closing dot."""
     if len(answer) > LONGEST:
         return _single_spaced(answer)
+    return _tidied(answer)
+
+
+@lru_cache(4096)  # a group's rollouts often agree, and all share a gold
+def _tidied(answer: str) -> str:
     text = _SUPERSCRIPT.sub(lambda match: "^{" + match[0].translate(_SUPERSCRIPTS) + "}", answer)
     text = _VULGAR.sub(lambda match: f" {match[0]} ", text)
     text = _SIGN.sub(lambda match: _SIGNS[match[0]], _INVISIBLE.sub("", text))
     text = _single_spaced(_SIGN.sub(lambda match: _SIGNS[match[0]], unicodedata.normalize("NFKC", text)))
     if len(text) > LONGEST:  # one letter may stand for eighteen
         return text
+    if _PLAIN.fullmatch(text):
+        return text
     text = _undressed(text)
     for pattern, by in _REWRITES:
-        text = _single_spaced(pattern.sub(by, text))
+        text, changed = pattern.subn(by, text)
+        text = _single_spaced(text) if changed else text
     if r"^\circ" in text:
         of_angle = _OF_ANGLE.search(text) is not None  # elsewhere a degree is a unit like any other
         text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text) if of_angle else _single_spaced(text.replace(r"^\circ", ""))
