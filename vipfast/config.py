@@ -142,8 +142,8 @@ class Config:
     """A rollout counts as a success for metrics and predictors when its reward reaches this."""
     reward: tuple[str, ...] = ()
     """What grades completions: maths, code, exact, task (what the task asks for), or module:function for a reward of your own,
-    (completions, answers, metadata) -> list of numbers or None; what the task asks for unless given. The first of several is
-    the verifier, by which success, evaluation and allocation go; the loss sees the weighted sum."""
+    (completions, answers, metadata) -> list of numbers or None, or as TRL or verl take it; what the task asks for unless given.
+    The first of several is the verifier, by which success, evaluation and allocation go; the loss sees the weighted sum."""
     reward_weights: tuple[float, ...] = ()
     """Weight of each --reward, the verifier's first; 1 each unless given."""
     reward_timeout: float | None = None

@@ -53,6 +53,9 @@ def more(completions, answers, metadata, strict=False, **kwargs):
     assert not kwargs
     return own(completions, answers, metadata)
 
+def rest(completions, answers, about, **kwargs):
+    return own(completions, answers, about)
+
 # wired wrongly
 def two(completions, answers): return [0.0] * len(completions)
 def three_named(prompts, outputs, targets): return [0.0] * len(outputs)
@@ -115,6 +118,7 @@ def make(request, tmp_path, monkeypatch):
         ("bare", "verl", [1.0, 0.0]),
         ("own", None, [1.0, 0.0]),
         ("more", None, [1.0, 0.0]),
+        ("rest", None, [1.0, 0.0]),
     ],
 )
 def test_a_reward_is_called_as_its_parameters_say(make, name, whose, rewards):
@@ -148,7 +152,7 @@ def test_after_messages_a_completion_is_a_message_too(make):
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("two", r"TypeError.*two\(\) missing 1 required positional argument: 'answers'.*give a function of \(completions"),
+        ("two", r"two.*\(completions, answers\) do not fit \(too many positional arguments\); give a function of"),
         ("three_named", "a prompt is none of the three"),
         ("wants_more", "missing a required.* argument: 'strict'"),
         ("later", "coroutine"),

@@ -199,23 +199,24 @@ def test_rewards_of_others_train_as_the_same_reward_of_ones_own(task, name, whos
     assert any(line["reward/mean"] > 0 for line in lines("own")[1:])
 
 
+WRONG = """
+def two(completions, answers):
+    return [0.0] * len(completions)
+def no_key(completions, answers, metadata):
+    return [one["nothing"] for one in metadata]
+"""
+
+
 def test_what_is_wired_wrongly_ends_before_a_model_is_loaded(task, monkeypatch, capsys):
     monkeypatch.setattr("vipfast.trainer.load_policy", lambda *args: pytest.fail("a model was loaded"))
-    Path("theirs.py").write_text("def two(completions, answers):\n    return [0.0] * len(completions)\n")
-    for names in (["theirs:two"], ["maths", "theirs:two"]):
-        flags = [
-            "--reward-workers",
-            "1",
-            "--prompts-per-step",
-            "4",
-            "--vigor-num-rounds",
-            "2",
-            "--device",
-            "cpu",
-            "--threads",
-            "1",
-        ]
+    Path("theirs.py").write_text(WRONG)
+    flags = "--reward-workers 1 --prompts-per-step 4 --vigor-num-rounds 2 --device cpu --threads 1".split()
+    for names, message in (
+        (["theirs:two"], "(completions, answers) do not fit (too many positional arguments)"),
+        (["theirs:no_key"], "a trial on the completion"),
+        (["maths", "theirs:no_key"], "failed with KeyError: 'nothing'"),
+    ):
         assert cli.main(["--task", task, "--reward", *names, *flags]) == 2
-        assert "missing 1 required positional argument: 'answers'" in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     with pytest.raises(UsageError, match="reward=<lambda>: its parameters.*do not fit"):
         Trainer(small(task, "r"), reward=lambda texts: [0.0])

@@ -76,9 +76,9 @@ def shaped(reward: Any, *, gold_names: Sequence[str] = (), task: str = "") -> Sh
     if "solution_str" in named:
         return _verl(reward, None if rest else named, task)
     three = _why_not_three(signature)
-    if "completions" in named and not {"answers", "metadata"} <= named:
-        if rest or three or named & {"prompts", "completion_ids"}:
-            return _trl(reward, named, rest, gold_names)
+    # A dataset's column is hardly called answers, and vipfast's own parameter is.
+    if "completions" in named and "answers" not in named and (rest or three or named & {"prompts", "completion_ids"}):
+        return _trl(reward, named, rest, gold_names)
     first = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:3]
     if not three and {"prompt", "prompts"} & set(first):
         three = "a prompt is none of the three"
