@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from decoding import PAD, PROMPTS, V, assert_aligned, drain, qwen2, request, run, texts
+from decoding import FLOAT32, PAD, PROMPTS, V, assert_aligned, drain, qwen2, request, run, texts
 from fake_vllm import FakeLLM, sampling_params
 
 from vipfast import streams
@@ -39,7 +39,7 @@ def test_going_on_draws_what_the_rollout_would_have_drawn():
         rest = run(engine, [going_on(s, PROMPTS[s], f.tokens[:cut], i) for (s, i), f in whole.items()])
         for name, row in whole.items():
             np.testing.assert_array_equal(rest[name].tokens, row.tokens[cut:])
-            np.testing.assert_allclose(rest[name].logp, row.logp[cut:], atol=1e-5)
+            np.testing.assert_allclose(rest[name].logp, row.logp[cut:], atol=FLOAT32)
 
 
 def test_others_tokens_in_between_move_the_stream_on():

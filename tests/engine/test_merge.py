@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from decoding import PROMPTS, log_probs, qwen2
+from decoding import FLOAT32, PROMPTS, log_probs, qwen2
 from peft import LoraConfig, get_peft_model
 
 from vipfast.engine.merge import PlainWeights
@@ -40,7 +40,7 @@ def test_merged_weights_are_the_wrapped_models(tied, options):
     assert plain.names == {name for name, _ in weights} == set(names)
     assert plain.tied == ({"model.embed_tokens.weight": ["lm_head.weight"]} if tied else {})
     ours, theirs = (log_probs(model, PROMPTS[0], [3, 1, 4]) for model in (loaded(weights, tied), policy))
-    assert abs(ours - theirs).max() < 1e-5
+    assert abs(ours - theirs).max() < FLOAT32
     assert abs(log_probs(qwen2(tied), PROMPTS[0], [3, 1, 4]) - theirs).max() > 0.1
 
 

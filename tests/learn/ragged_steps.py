@@ -1,5 +1,7 @@
 """Tiny models and steps of random rollouts, shared by the tests of this folder."""
 
+import copy
+
 import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -35,7 +37,11 @@ def configured(**options):
 
 
 def sampled(model, counts=COUNTS, seed=0, temperature=1.0, lengths=None, **columns):
-    """A step with random texts and rewards, and sampler_logp from the model's own dense log-softmax."""
+    """A step with random texts and rewards, and sampler_logp from the model's own dense log-softmax in float64.
+
+    What a float64 learner finds then differs by the rounding of sampler_logp to float32 alone, on any machine.
+    """
+    wide = copy.deepcopy(model).double()
     rng = np.random.default_rng(seed)
     R = sum(counts)
     lengths = rng.integers(1, 17, R) if lengths is None else np.array(lengths)
@@ -48,7 +54,7 @@ def sampled(model, counts=COUNTS, seed=0, temperature=1.0, lengths=None, **colum
         q = int(np.searchsorted(G, i, "right") - 1)
         row = np.concatenate([ids[P[q] : P[q + 1]], tokens[T[i] : T[i + 1]]])
         with torch.no_grad():
-            z = model(torch.from_numpy(row)[None]).logits[0].double() / temperature
+            z = wide(torch.from_numpy(row)[None]).logits[0] / temperature
         picked = torch.log_softmax(z, -1)[range(len(row) - 1), row[1:]]
         logp[T[i] : T[i + 1]] = picked[len(row) - 1 - lengths[i] :].float() if lengths[i] else []
     fields = dict(

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from ragged_steps import configured, params, sampled, tiny
+from ragged_steps import configured, sampled, tiny
 
 from vipfast.kernels import launch
 from vipfast.learn.learner import Learner
@@ -14,12 +14,16 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def trained(model, reference, kernels, **options):
-    """Metrics of two updates, and the weights they lead to. Few tokens: each costs the interpreter milliseconds."""
+    """Metrics and the whole gradient of two updates. Few tokens: each costs the interpreter milliseconds."""
     config = configured(kernels=kernels, device=DEVICE, **options)
     learner = Learner(copy.deepcopy(model), config, 0, copy.deepcopy(reference))
     step = sampled(tiny(), counts=[2, 0, 3], lengths=[4, 1, 3, 2, 5], reward=np.array([1, 0, 0, 1, 1], np.float32))
+    gradients = []
+    learner.optimizer.register_step_pre_hook(
+        lambda *_: gradients.append(torch.cat([p.grad.ravel().double() for p in learner.policy.model.parameters()]))
+    )
     metrics = [learner.update(step, number) for number in range(2)]
-    return learner, metrics, params(learner.policy.model)
+    return learner, metrics, gradients
 
 
 @pytest.mark.parametrize(
@@ -27,15 +31,16 @@ def trained(model, reference, kernels, **options):
     [
         (dict(dtype="float64"), 1e-10),
         (dict(dtype="float64", estimator="grpo", updates_per_step=2, beta=0.1, micro_batch_tokens=30), 1e-10),
-        (dict(dtype="float32", temperature=0.7, learning_rate=1e-4, packing="varlen"), 1e-5),
-        (dict(dtype="bfloat16", learning_rate=1e-4, gradient_checkpointing=True), 1e-2),
+        # Small steps: AdamW makes a whole one of a gradient that is nothing but rounding.
+        (dict(dtype="float32", temperature=0.7, learning_rate=1e-6, packing="varlen"), 1e-5),
+        (dict(dtype="bfloat16", learning_rate=1e-6, gradient_checkpointing=True), 1e-2),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
 def test_kernels_and_plain_torch_train_alike(options, tolerance):
     # the same rollouts twice, so that the policy has moved away from them
     model, reference = tiny(), tiny(1)
-    (fused, found, weights), (plain, expected, other) = (
+    (fused, found, gradients), (plain, expected, others) = (
         trained(model, reference, kernels, **options) for kernels in ("required", "off")
     )
     assert (fused.backend, plain.backend) == ("triton", "torch")
@@ -45,10 +50,8 @@ def test_kernels_and_plain_torch_train_alike(options, tolerance):
         for name in names:
             assert ours[name] == pytest.approx(theirs[name], rel=tolerance, abs=tolerance), name
         assert ours["train/grad_norm"] == pytest.approx(theirs["train/grad_norm"], rel=10 * tolerance)
-    before = {name: p.to(weights[name]) for name, p in params(model).items()}
-    moved = torch.cat([(other[name] - before[name]).ravel() for name in other]).norm()
-    apart = torch.cat([(weights[name] - other[name]).ravel() for name in other]).norm()
-    assert moved > 0 and apart <= 20 * tolerance * moved
+    assert len(gradients) == len(others) >= 2
+    assert all((a - b).norm() <= 10 * tolerance * b.norm() for a, b in zip(gradients, others, strict=True))
 
 
 @pytest.mark.parametrize(("kernels", "other"), [("required", "ref"), ("off", "triton")])
