@@ -55,6 +55,7 @@ class Prompt:
     answer: Any = None
     metadata: dict = field(default_factory=dict)
     problem: str = ""  # its own words, before any template: held-out splits go by them; "" where text is all there is
+    messages: list[dict] | None = None  # the chat it was given as; None: it was a text
 
 
 class PromptBatch:

@@ -1,7 +1,6 @@
 """Rewards written for TRL or verl are called as those call them; what can be called in no way is refused before it trains."""
 
 import functools
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -130,21 +129,14 @@ def test_a_reward_is_called_as_its_parameters_say(make, name, whose, rewards):
     assert reward.check_golds(PROMPTS, 0) == []
 
 
-@dataclass(frozen=True, eq=False)
-class Posed(Prompt):
-    """A prompt that was given as chat messages."""
-
-    messages: list | None = None
-
-
 def test_after_messages_a_completion_is_a_message_too(make):
     messages = [{"role": "user", "content": "p1"}]
-    posed = [Posed("u", "<user>p1", np.array([1]), "7", {}, "p1", messages=messages)]
+    posed = [Prompt("u", "<user>p1", np.array([1]), "7", {}, "p1", messages=messages)]
     reward = make("chat")
     assert graded(reward, "seven", prompts=posed) == [5.0] and reward.check_golds(posed, 0) == []
     assert shown(("prompts",), posed, [""], [[]]) == {"prompts": [messages]}
     begun = [*messages, {"role": "assistant", "content": "It is "}]
-    assert graded(make("chat"), "seven", prompts=[Posed("u", "p", np.array([1]), "7", {}, messages=begun)]) == [11.0]
+    assert graded(make("chat"), "seven", prompts=[Prompt("u", "p", np.array([1]), "7", {}, messages=begun)]) == [11.0]
     with pytest.raises(UsageError, match="as TRL calls it, with texts since the prompt is one.*TypeError"):
         make("chat").check_golds(PROMPTS, 0)
 

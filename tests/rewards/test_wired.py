@@ -199,6 +199,18 @@ def test_rewards_of_others_train_as_the_same_reward_of_ones_own(task, name, whos
     assert any(line["reward/mean"] > 0 for line in lines("own")[1:])
 
 
+def test_prompts_given_as_chats_come_back_as_chats(tmp_path):
+    seen = []
+
+    def accuracy(prompts, completions, answer, **kwargs):
+        seen.extend(zip(prompts, completions))
+        return [float(completion[0]["content"].strip() == gold) for completion, gold in zip(completions, answer)]
+
+    prompts = [{"prompt": [{"role": "user", "content": f"copy {i} ="}], "answer": str(i)} for i in range(40)]
+    assert Trainer(small("arithmetic", str(tmp_path / "r"), steps=1), prompts=prompts, reward=accuracy).run() == 0
+    assert all(prompt[0]["role"] == "user" and completion[0]["role"] == "assistant" for prompt, completion in seen)
+
+
 WRONG = """
 def two(completions, answers):
     return [0.0] * len(completions)

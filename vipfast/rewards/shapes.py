@@ -40,7 +40,7 @@ def shown(wants: Sequence[str], prompts: Sequence[Prompt], texts: Sequence[str],
         rows: the token ids of each.
     """
     columns = {
-        "prompts": lambda: [getattr(prompt, "messages", None) or prompt.problem or prompt.text for prompt in prompts],
+        "prompts": lambda: [prompt.messages or prompt.problem or prompt.text for prompt in prompts],
         "raw": lambda: [text.removeprefix(opened_by(prompt.text)) for prompt, text in zip(prompts, texts)],
         "ids": lambda: [[int(id) for id in row] for row in rows],
     }

@@ -35,7 +35,7 @@ def judge(name: str, whose: str | None, verdict: Verdict, prompt: Prompt, text: 
         return []
     called = f"called as {whose} calls it" if whose else "called with (completions, answers, metadata)"
     if whose == "TRL":  # whose rewards are often written for one form alone
-        called += f", with {'messages' if getattr(prompt, 'messages', None) else 'texts'} since the prompt is one of these"
+        called += f", with {'messages' if prompt.messages else 'texts'} since the prompt is one of these"
     tried = f"on the completion {text[:80]!r} of the prompt {prompt.text[:80]!r}"
     if verdict.error.split(":")[0] in WIRED_WRONGLY:
         there = ", ".join(map(str, prompt.metadata)) or "nothing"

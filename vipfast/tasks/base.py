@@ -192,7 +192,9 @@ def tokenize(
         if uid in prompts:  # told apart only by a system message that --system-prompt goes over
             merger.num_merged += 1
             continue
-        prompts[uid] = Prompt(uid, text, np.asarray(tokens, np.int64), record.answer, record.metadata, _problem(record.prompt))
+        chat = None if isinstance(record.prompt, str) else record.prompt
+        ids, problem = np.asarray(tokens, np.int64), _problem(record.prompt)
+        prompts[uid] = Prompt(uid, text, ids, record.answer, record.metadata, problem, chat)
         answers_per_text[text] = answers_per_text.get(text, 0) + 1
     if num_long:
         limit = f"--max-prompt-tokens {max_prompt_tokens}"
