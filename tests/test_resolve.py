@@ -108,7 +108,7 @@ def test_infeasible_budgets_are_refused_before_loading():
     [
         ({"tokenizer.json": "{}"}, "has no config.json"),
         ({"config.json": "{}"}, "has no tokenizer"),
-        ({"adapter_config.json": "{}", "tokenizer.json": "{}"}, "adapters only"),
+        ({"adapter_config.json": '{"base_model_name_or_path": "starter"}'}, "LoRA adapters on starter"),
         ({"config.json": "{", "tokenizer.json": "{}"}, "not valid JSON"),
     ],
     ids=["no-config", "no-tokenizer", "adapters", "broken"],

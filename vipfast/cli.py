@@ -18,6 +18,7 @@ from vipfast.config_file import continued, load_yaml, read_yaml
 from vipfast.config_rules import flag
 from vipfast.distributed import Ranks, join
 from vipfast.errors import CheckpointError, DeadRunError, NonFiniteError, RankError, RewardError, SyncError, UsageError
+from vipfast.inherited import inherited, starting_point, told
 from vipfast.resolve import backend_notes, resolve
 
 
@@ -93,13 +94,24 @@ def parse(argv: Sequence[str]) -> Command:
     gpu_bytes = _planned_gpu(given)
     values = read_yaml(given.config) if given.config else {}
     if not given.resume:
-        flags = _flags(argv, values) if values else given
-        return Command(_config(flags), resume=False, dry_run=given.dry_run, gpu_bytes=gpu_bytes)
+        config, notes = _started(argv, _flags(argv, values) if values else given, values)
+        return Command(config, resume=False, dry_run=given.dry_run, gpu_bytes=gpu_bytes, notes=notes)
     run = run_folder.resumable(given.output_dir or values.get("output_dir"))
     saved = load_yaml(run / "config.yaml")
-    asked = _flags(argv, dataclasses.asdict(saved) | values | {"output_dir": str(run)})
-    config, notes = continued(saved, _config(asked))
+    asked = _config(_flags(argv, dataclasses.asdict(saved) | values | {"output_dir": str(run)}))
+    if asked.model != saved.model:  # a run's folder may stand for the model that was found in it
+        asked = dataclasses.replace(asked, model=starting_point(asked.model).base)
+    config, notes = continued(saved, asked)
     return Command(config, resume=True, dry_run=given.dry_run, gpu_bytes=gpu_bytes, notes=(f"continuing {run}", *notes))
+
+
+def _started(argv: Sequence[str], flags: _Flags, values: dict) -> tuple[Config, tuple[str, ...]]:
+    """The options of a new run, and lines on what the run behind its model brings along, under file and flags."""
+    source = starting_point(flags.model)
+    if brought := inherited(source, flags.lora_rank):
+        flags = _flags(argv, brought | values)
+    taken = {name: value for name, value in brought.items() if getattr(flags, name) == value}
+    return dataclasses.replace(_config(flags), model=source.base), (*source.notes, *told(source, taken))
 
 
 def _run(argv: Sequence[str], ranks: Ranks) -> int:

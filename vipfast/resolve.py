@@ -14,24 +14,18 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from vipfast import gpu_fit, run_folder
-from vipfast.config import CUSTOM, PYTHON, REASONING_GYM, Config
-from vipfast.config_rules import flag
+from vipfast.config import CUSTOM, REASONING_GYM, Config
 from vipfast.distributed import join
 from vipfast.engine import check_engine, choose_engine
 from vipfast.errors import UsageError
+from vipfast.idle import idle_options
+from vipfast.inherited import inherited, starting_point
 from vipfast.memory import samples_with_vllm
 from vipfast.model_facts import known_facts, model_folder, read_config
 
 DATA_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 LONGEST_PROMPT = 1024
 """Default prompt limit of models other than the starter; their positions leave far more than a rollout batch can hold."""
-
-_OF_A_DATASET = ("task_split", "prompt_field", "answer_field", "metadata_fields")
-
-_ONLY_FOR = {
-    "vip": ("min_rollouts", "max_rollouts", "objective", "predictor"),
-    "vigor": ("vigor_m0", "vigor_num_rounds", "vigor_alpha", "vigor_gamma", "score", "update_on", "correction"),
-}
 
 
 def resolve(config: Config, ask_torch: bool = True, gpu_bytes: float | None = None) -> tuple[Config, list[str]]:
@@ -55,13 +49,20 @@ def resolve(config: Config, ask_torch: bool = True, gpu_bytes: float | None = No
     filled: dict = {}
 
     def fill(name: str, value, why: str) -> None:
-        if getattr(config, name) is None:
+        if getattr(config, name) is None and name not in filled:
             filled[name] = value
             lines.append(f"{name} = {_short(value)} ({why})")
 
     check_task(config.task)
     check_reward(config)
-    folder = model_folder(config.model)
+    source = starting_point(config.model)
+    if source.base != config.model:
+        filled["model"] = source.base
+        lines += source.notes
+    folder = model_folder(source.base)
+    for name, value in inherited(source, config.lora_rank).items():
+        if value is not None:
+            fill(name, value, f"as in {source.run}")
     starter = config.model == "starter"
     kind = "starter" if starter else "LoRA" if config.lora_rank else "full fine-tuning"
     fill("learning_rate", {"starter": 1e-4, "LoRA": 1e-5}.get(kind, 1e-6), kind)
@@ -95,7 +96,7 @@ def resolve(config: Config, ask_torch: bool = True, gpu_bytes: float | None = No
         resolved = dataclasses.replace(config, **filled)
     lines += backend_notes(resolved) if ask_torch else []
     # A config that comes here resolved has had its notes told.
-    return resolved, _idle_options(config, device) + lines if filled else []
+    return resolved, idle_options(config, device) + lines if filled else []
 
 
 def check_task(task: str) -> None:
@@ -282,55 +283,6 @@ def backend_notes(config: Config) -> list[str]:
 
         packing = choose_packing(config.packing, config.device, config.dtype)
         lines.append(f"packing: {packing.kind} ({packing.reason})")
-    return lines
-
-
-def _idle_options(config: Config, device: str) -> list[str]:
-    """A line for each option that was changed but that this run does not read."""
-    idle = {
-        name: f"--allocator {config.allocator}" for a, names in _ONLY_FOR.items() if a != config.allocator for name in names
-    }
-    if config.allocator == "vigor" and config.correction == "fresh":
-        idle["update_on"] = "--correction fresh, which uses the last round alone"
-    if not config.tools:
-        names = ("max_turns", "max_tool_tokens", "tool_timeout", "search_corpus", "search_k")
-        idle |= dict.fromkeys(names, "no --tools")
-    elif "search" not in config.tools:
-        idle |= dict.fromkeys(("search_corpus", "search_k"), f"--tools {' '.join(config.tools)}, without search")
-    if config.updates_per_step * config.epochs == 1:
-        why = "a single update per step, whose ratio is always 1 (see --updates-per-step, --epochs)"
-        idle |= {"clip_low": why, "clip_high": why}
-    if config.task in ("arithmetic", CUSTOM):
-        idle |= dict.fromkeys(_OF_A_DATASET, f"--task {config.task}")
-        if set(config.reward) <= {"task", "exact", PYTHON}:
-            idle |= dict.fromkeys(("reward_timeout", "reward_workers"), "rewards that need no worker process")
-        if "code" not in config.reward:
-            idle |= dict.fromkeys(("code_reward", "code_timeout", "code_memory_mb"), "rewards that run no programs")
-            idle |= {} if "python" in config.tools else {"sandbox": "neither programs to grade nor --tools python"}
-    procedural = config.task.startswith(REASONING_GYM)
-    own = _OF_A_DATASET if procedural else ("task_size", "task_options")
-    idle |= dict.fromkeys(own, f"--task {config.task}")
-    if config.engine != "vllm" and choose_engine(config, device)[0] == "transformers":
-        idle |= dict.fromkeys(("vllm_memory", "tensor_parallel_size", "sleep_level", "engine_seeds"), "--engine transformers")
-    merges = "engine_seeds" not in idle and config.lora_rank > 0
-    if not merges and (join().size == 1 or config.parallel == "ddp"):
-        idle["sync_bucket_mb"] = "weights that are neither shards nor merged with adapters for vLLM"
-    if device == "cpu" and "sleep_level" not in idle:
-        idle |= dict.fromkeys(("vllm_memory", "sleep_level"), "--device cpu, where vLLM neither sleeps nor shares a GPU")
-    if device == "cpu" and config.kernels == "off":
-        idle["kernels"] = "--device cpu, where plain torch is the default"
-    if join().size == 1:
-        idle |= dict.fromkeys(("parallel", "dist_timeout"), "a single process (see torchrun)")
-    defaults = Config()
-    lines = [
-        f"note: {flag(name)} {getattr(config, name)} has no effect with {why}"
-        for name, why in idle.items()
-        if getattr(config, name) != getattr(defaults, name)
-    ]
-    if 0 < config.steps <= config.warmup_steps:
-        lines.append(
-            f"note: with --warmup-steps {config.warmup_steps} the learning rate peaks only at the end of --steps {config.steps}"
-        )
     return lines
 
 

@@ -14,6 +14,7 @@ from vipfast.config_rules import flag
 from vipfast.errors import UsageError
 from vipfast.evaluation.model import Source, find
 from vipfast.evaluation.split import default_split
+from vipfast.inherited import told
 
 TRAINING = frozenset(
     """lora_rank parallel sleep_level sync_bucket_mb allocator prompts_per_step rollouts_per_prompt min_rollouts max_rollouts
@@ -127,9 +128,7 @@ def defaults(given: Flags) -> tuple[dict, Source, Config | None, list[str]]:
     left_out = TRAINING | MACHINE | (OF_THE_TASK if given.task else set())
     if trained_on:
         values = {name: value for name, value in dataclasses.asdict(trained_on).items() if name not in left_out}
-        usual = dataclasses.asdict(Config())
-        told = [f"{name} {value}" for name, value in values.items() if value != usual[name] and value is not None]
-        notes += [f"from {source.run}/config.yaml: {', '.join(told)}"] if told else []
+        notes += told(source, values)
     if given.config:
         values |= {name: value for name, value in read_yaml(given.config).items() if name not in TRAINING}
     if "task" in values:
@@ -176,8 +175,8 @@ def settle(flags: Flags, source: Source, trained_on: Config | None, notes: list[
     if flags.task_split:
         splits = (flags.task_split,) * len(tasks)
     else:
-        splits, told = zip(*(default_split(dataclasses.replace(config, task=task)) for task in tasks))
-        notes = [*notes, *filter(None, told)]
+        splits, chosen = zip(*(default_split(dataclasses.replace(config, task=task)) for task in tasks))
+        notes = [*notes, *filter(None, chosen)]
         config = dataclasses.replace(config, task_split=splits[0])
     k = tuple(sorted(set(flags.k or (*powers, samples))))
     own = {name: getattr(flags, name) for name in ("split", "max_prompts", "rows_at_once")}
