@@ -82,9 +82,10 @@ def test_loss_and_every_gradient_equal_dense_float64(transform, off_policy, beta
     expected, grads = dense_grads(case, off_policy, beta, **transform)
     options = {"logit_scale" if k == "scale" else k: x for k, x in transform.items()}
     found = case.fused(off_policy, beta, chunk_bytes=8 * V * 10, **options)
-    assert found.loss.item() == pytest.approx(expected.loss.item(), abs=1e-12)
+    # gradients reach 560, as e^(ref - logp) reaches 22 718: float64 rounds at 1e-12, and float32 anywhere would show at 1e-5
+    assert found.loss.item() == pytest.approx(expected.loss.item(), abs=1e-10)
     for a, b in zip(case.grads(found.loss), grads, strict=True):
-        assert a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=1e-12)
+        assert a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=1e-10)
     if len(list(rows)) == 8:
         assert min(g.abs().max() for g in grads) > 1e-3
 
