@@ -22,12 +22,12 @@ _UNITS = {
     for names in (
         "mm millimeter millimetre;cm centimeter centimetre;km kilometer kilometre;m meter metre;in inch inche;ft foot feet;"
         "yd yard;mi mile;mg milligram;kg kilogram;g gram;lb pound;oz ounce;ml milliliter;l liter litre;sec second s;min minute;"
-        "h hour hr;day;week;month;year;cent;dollar buck;euro;yen;rupee;mi/h mph;km/h kph kmh;degree;unit"
+        "h hour hr;day;week;month;year;cent;dollar buck usd;euro eur;yen jpy;rupee;mi/h mph;km/h kph kmh;degree;unit"
     ).split(";")
     for name in names.split()
 }
 _NO_UNIT = re.compile(
-    r"\b(?:and|or|not|to|by|is|are|mod|if|for|when|where|with|than|more|less|fewer|each other|hundreds?|thousands?|millions?|"
+    r"\b(?:and|or|not|to|by|is|are|mod|if|for|when|where|with|than|more|less|fewer|squared|cubed|hundreds?|thousands?|millions?|"
     r"billions?|trillions?|dozens?|half|halves|thirds?|quarters?)\b"
 )
 _LONGEST_UNIT = 100
@@ -37,7 +37,9 @@ _UNIT = re.compile(
     r"(?<=[\d}.])(?:\s+([A-Za-z]{4,20}(?:\s[A-Za-z]{2,20}){0,3}|[A-Za-z]{3}(?:\s[A-Za-z]{2,20}){1,3})|\s+([mgslh])|"
     r"\s*([A-Za-z]{2,12}|[A-Za-z]{1,12}\s?/\s?[A-Za-z]{1,12}))" + _POWER
 )
-_OF_TEXTS = re.compile(r"\\(?:text|mathrm)\{\s*([A-Za-z]{1,12})\s*\}\s*/\s*\\(?:text|mathrm)\{\s*([A-Za-z]{1,12})\s*\}$")
+_WORD = r"\\(?:text|mathrm)\{\s?([A-Za-z]{1,12})\s?\}"
+_OF_TEXTS = re.compile(rf"{_WORD}\s?/\s?{_WORD}$|\\frac\{{{_WORD}\}}\{{{_WORD}\}}$")
+_PRODUCT = re.compile(rf"(?<=[\d}}.])(?:\s?{_WORD}(?:\s?\^\s?\{{?-?\d\}}?)?){{2,4}}$")
 _SPACE_POWER = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 _QUALIFIER = re.compile(r"(?i)\b(?:not|at least|at most|or more|or less|or fewer|maybe|unless)\b")
 
@@ -97,7 +99,10 @@ def unit(text: str) -> tuple[str, str | None]:
     a known one.
     """
     start = max(len(text) - _LONGEST_UNIT, 0)
-    text = _OF_TEXTS.sub(r"\\text{\1/\2}", text) if text.endswith("}") else text
+    if text.endswith("}"):
+        text = _OF_TEXTS.sub(lambda found: rf"\text{{{found[1] or found[3]}/{found[2] or found[4]}}}", text)
+        if found := _PRODUCT.search(text, start):
+            return text[: found.start()].strip(), None
     if found := _IN_TEXT_UNIT.search(text, start):
         word, power = found[1], found[2]
         loose = text[: found.start()].rstrip()[-1:] in "0123456789}."

@@ -17,8 +17,11 @@ _CHOICE = re.compile(
     rf"(?:\(\s?([A-J])\s?\)|([A-J])\s?(?:\)|[.:](?=\s|\}}|$)|(?=\}}?$)))[\s}}]*(.*)",
     re.IGNORECASE,
 )
+_ANOTHER = re.compile(r"\(\s?[A-J]\s?\)")
 _NAME = r"\\?[A-Za-z]{1,10}(?:_(?:\w|\{\w{1,9}\}))?'{0,3}"
 _NAMED = re.compile(rf"({_NAME})\s?=\s?([^=<>]+)")
+_NAMED_TOGETHER = re.compile(rf"\(\s?((?:{_NAME}\s?,?\s?){{2,6}})\)\s?=\s?\(([^=<>]+)\)")
+_CLOCK = re.compile(r"\d{1,2}:\d\d(?::\d\d)?")
 _SEPARATOR = re.compile(r"(?:,|;)?\s?\\(?:text|mathrm|mbox|textrm)\{\s*(?:and|or|,)\s*\}\s?|\s(?:and|or)\s|[,;]\s?")
 _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 _EQUALS = re.compile(r"(?<![<>!:\\])=(?!=)")
@@ -50,7 +53,7 @@ def one_form(gold: str, answer: str) -> tuple[str, str]:
 def _choice(text: str) -> tuple[str, str] | None:
     """Letter and text of a choice such as "(C) 12"; None for what is none."""
     found = _CHOICE.fullmatch(text)
-    if found is None or found[3][:1] in tuple("+-*/^=<>,_|"):
+    if found is None or found[3][:1] in tuple("+-*/^=<>,_|") or _ANOTHER.search(found[3]):
         return None
     return (found[1] or found[2]).upper(), found[3]
 
@@ -69,6 +72,8 @@ def _unnamed(gold: str, answer: str) -> tuple[str, str]:
         if len(gold_sides) == 1:
             while len(sides) > 1 and _letters(sides[0]) - _letters(gold):
                 sides = sides[1:]
+            while len(sides) > 1 and _letters(sides[-1]) - _letters(gold):  # 12 = xy
+                sides = sides[:-1]
             answer = "=".join(sides).strip()
         elif len(sides) == 1:
             if _SIMPLE_NAME.fullmatch(gold_sides[0].strip()):
@@ -80,6 +85,8 @@ def _unnamed(gold: str, answer: str) -> tuple[str, str]:
 
 def _values(text: str) -> tuple[tuple[str, ...], str] | None:
     """Names and values of ``y=-2, x=3``, by name, as a pair: ("x", "y"), "(3,-2)"; of ``x=1, x=2`` the list "1, 2"."""
+    if (found := _NAMED_TOGETHER.fullmatch(text)) and len(names := _parts(found[1])) == len(values := _parts(found[2])):
+        text = ",".join(f"{name}={value}" for name, value in zip(names, values))
     parts = _parts(text)
     named = [_NAMED.fullmatch(part) for part in parts] if len(parts) > 1 else [None]
     if not all(named):
@@ -121,6 +128,8 @@ def by_value(gold: str, answer: str) -> bool | None:
     gold_value, value = read.value(gold_number), read.value(number)
     if gold_value is not None and value is not None:
         return gold_value.same(value)
+    if _CLOCK.fullmatch(gold_number):
+        return gold_number == number
     return _same_in_base(gold, answer)
 
 
@@ -167,7 +176,7 @@ def plainly_usable(gold: str) -> bool | None:
     if not gold or len(gold) > LONGEST:
         return False
     stripped = read.unit(gold)[0]
-    if read.value(stripped) is not None or read.in_base(gold) is not None:
+    if read.value(stripped) is not None or read.in_base(gold) is not None or _CLOCK.fullmatch(stripped):
         return True
     if (found := read.words(gold)) is not None and found[1]:
         return True

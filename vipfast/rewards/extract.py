@@ -27,9 +27,10 @@ _ADVERB = (
     "as follows"
 )
 _PHRASE = re.compile(
-    rf"####|\banswers?\b[*_]{{0,3}}"
+    rf"####|\b(?:answers?|(?:correct|right|best) (?:option|choice))\b[*_]{{0,3}}"
     rf"(?:\s?\([^()\n]{{0,40}}\)|\s(?:to|for|of)\b[^.:=\n]{{1,80}}?)?(?:,\s?(?:{_ADVERB}|though|however),)?"
-    rf"(?:\s{{0,9}}[*_]{{0,3}}(?::|=(?!=))|\s{{1,9}}(?:is|are|was|equals|becomes|(?:should|must|would|will|can only|has to) be|"
+    rf"(?:\s{{0,9}}[*_]{{0,3}}(?::|=(?!=))|\s{{1,9}}(?:(?P<negated>(?:is|was)(?:n['’]t| not))|is|are|was|equals|becomes|"
+    rf"(?:should|must|would|will|can only|has to) be|"
     rf"(?:comes|turns) out to be)\b)"
     rf"(?:[\s,*_]{{0,9}}(?:{_ADVERB})\b){{0,3}}[*_]{{0,3}}(?:\s{{0,9}}[:=])?"
     r"|^[#*_ ]{0,9}(?:the |my |our )?(?:final )?answer[*_ ]{0,9}:?[*_ ]{0,3}$",
@@ -38,6 +39,7 @@ _PHRASE = re.compile(
 _SAYS_NOTHING = re.compile(
     r"\W{0,9}(?:in)?(?:correct|right|wrong|helpful|useful|clear|reasonable|consistent|complete|valid|verified)\b", re.IGNORECASE
 )
+_INSTEAD = re.compile(r"\b(?:it is|it['’]s|but)\b", re.IGNORECASE)
 _DISPLAY = re.compile(r"\s{0,99}(\\\[|\$\$)")
 _BEGIN_END = re.compile(r"\\(?:begin|end)\{(?:equation|align|aligned|gather|gathered|displaymath|math)\*?\}")
 
@@ -119,6 +121,8 @@ def _on_line(text: str) -> Found | None:
         if not line or _opens_display(behind):
             block = f"{behind}\n{after}".strip()
             line = _first_block(block)
+        if phrase["negated"]:  # "the answer isn't 5, it is 6"
+            line = _INSTEAD.split(line, maxsplit=1)[-1].strip() if _INSTEAD.search(line) else f"not {line}"
         if line and not _SAYS_NOTHING.match(line):
             return Found("line", (line,), block)
     return None

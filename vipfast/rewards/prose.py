@@ -19,12 +19,13 @@ _HEDGE = re.compile(r"\bor\s+[\s$*]*$")
 
 # What is said of a value behind it: "42, since 6 · 7 = 42", "72 (seventy-two)", "72, altogether".
 _CLAUSE = re.compile(
+    r"\s?,\s?(?:not|rather than|instead of)\b|(?<=[a-z])\sin(?=\s\d)|"
     r"(?:\s?,\s?|\s|\s?\(\s?)(?:because|since|as|which|where|so|when|hence|thus|therefore|for|that|from|after|given|see|i\.e|"
     r"in (?:total|all|the|this|our|both|each))\b"
 )
 _ASIDE = re.compile(r"\s?,\s(?=[a-z]{2}|I\s)|\s?[(\[](?=[A-Za-z])|\s[-–—]{1,3}\s(?=[A-Za-z])")
 _TURNS = re.compile(
-    r"\b(?:or|and|not|nor|but|except|unless|either|neither|maybe|perhaps|possibly|mod|base|to|more|less|fewer|plus|minus|times|"
+    r"\b(?:or|and|not|nor|but|except|unless|either|neither|maybe|perhaps|possibly|mod|base|to|more|less|fewer|plus|minus|times|squared|cubed|"
     r"hundreds?|thousands?|millions?|billions?|trillions?|dozens?)\b",
     re.IGNORECASE,
 )
@@ -52,6 +53,8 @@ def trimmed(statement: str, is_value: Callable[[str], bool]) -> str:
         value = first[:start].strip(" ,*_")
         if not (_MATHS.fullmatch(value) or is_value(value) or not _BARE_WORD.search(_IN_TEXT.sub("", value))):
             return first
+        if value.count("{") != value.count("}") or value.count("$") % 2:  # inside a formula
+            continue
         if value and not (may_turn and turned(first[start : start + 30])):
             return value
     return first
