@@ -7,11 +7,11 @@ import types
 
 import pytest
 
-from vipfast import model_facts, resolve
+from vipfast import cores, model_facts, resolve
 from vipfast.config import Config
+from vipfast.cores import free_threads
 from vipfast.distributed import Ranks
 from vipfast.errors import BudgetError, UsageError
-from vipfast.resolve import free_threads
 from vipfast.resolve import resolve as resolved
 
 CPU = {"device": "cpu", "threads": 1}
@@ -207,7 +207,7 @@ def test_a_cpus_ordinary_way_is_not_told_and_another_is(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("cores", "allowed", "load", "starter", "threads"),
+    ("num_cores", "allowed", "load", "starter", "threads"),
     [
         (2, 2, 0.0, True, 2),
         (2, 2, 0.2, True, 2),
@@ -219,11 +219,11 @@ def test_a_cpus_ordinary_way_is_not_told_and_another_is(monkeypatch):
         (64, 64, 0.0, False, 64),
     ],
 )
-def test_threads_follow_the_free_cores(monkeypatch, cores, allowed, load, starter, threads):
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+def test_threads_follow_the_free_cores(monkeypatch, num_cores, allowed, load, starter, threads):
+    monkeypatch.setattr(os, "cpu_count", lambda: num_cores)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(allowed)), raising=False)
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
-    monkeypatch.setattr(resolve, "_cpu_quota", lambda: float("inf"))
+    monkeypatch.setattr(cores, "_cpu_quota", lambda: float("inf"))
     assert free_threads(starter)[0] == threads
 
 
@@ -310,9 +310,9 @@ def test_processes_share_the_free_cores(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    monkeypatch.setattr(resolve, "_cpu_quota", lambda: float("inf"))
+    monkeypatch.setattr(cores, "_cpu_quota", lambda: float("inf"))
     eight = Ranks({"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0"})
-    monkeypatch.setattr(resolve, "join", lambda: eight)
+    monkeypatch.setattr(cores, "join", lambda: eight)
     threads, why = free_threads(starter=False)
     assert threads == 2 and why.endswith("8 processes")
 

@@ -18,6 +18,7 @@ from vipfast.config_file import continued, load_yaml, read_yaml
 from vipfast.config_rules import flag
 from vipfast.distributed import Ranks, join
 from vipfast.errors import CheckpointError, DeadRunError, NonFiniteError, RankError, RewardError, SyncError, UsageError
+from vipfast.idle import idle_options
 from vipfast.inherited import inherited, starting_point, told
 from vipfast.resolve import backend_notes, resolve
 
@@ -130,7 +131,7 @@ def _prepare(argv: Sequence[str]) -> Command:
     if not command.resume:
         run_folder.check_fresh(config.output_dir)
     if not (lines or command.resume or command.dry_run):  # every option came resolved, from another run's config.yaml
-        lines = backend_notes(config)
+        lines = idle_options(config, config.device) + backend_notes(config)
     print(*command.notes, *lines, sep="\n", flush=True)
     if command.dry_run:
         from vipfast import dry_run

@@ -5,8 +5,6 @@ Nothing here loads a model, and torch is imported only to ask whether it sees a 
 
 import dataclasses
 import difflib
-import math
-import os
 import re
 import shutil
 from datetime import datetime
@@ -15,6 +13,7 @@ from pathlib import Path
 
 from vipfast import gpu_fit, run_folder
 from vipfast.config import CUSTOM, REASONING_GYM, Config
+from vipfast.cores import free_threads
 from vipfast.distributed import join
 from vipfast.engine import check_engine, choose_engine
 from vipfast.errors import UsageError
@@ -148,32 +147,6 @@ def _schedule(config: Config) -> list[tuple[str, object, str]]:
         fitting = Schedule.fit(config.prompts_per_step, config.budget, config.vigor_m0, rounds, alpha, gamma)
         return [("vigor_m0", fitting.m0, f"{rounds} rounds that spend {config.rollouts_per_prompt:g} rollouts per prompt")]
     return []
-
-
-def free_threads(starter: bool) -> tuple[int, str]:
-    """CPU threads to use, and why: the cores this process may use that nobody else keeps busy, at least one.
-
-    Two threads on a machine with one free core run several times slower than one, because each waits for the other.
-    """
-    # macOS has no affinity.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    allowed = min(cores, _cpu_quota())
-    idle = os.cpu_count() - os.getloadavg()[0]
-    ranks = join().size
-    free = max(1, math.floor(min(allowed, idle + 0.25) / ranks))
-    why = f"{allowed:g} cores allowed, load {os.getloadavg()[0]:.1f} of {os.cpu_count()}"
-    why += f", {ranks} processes" if ranks > 1 else ""
-    # The starter's matrices are too small to share among many cores.
-    return (min(free, 4), f"{why}, at most 4 for the starter") if starter and free > 4 else (free, why)
-
-
-def _cpu_quota() -> float:
-    """Cores a container's cgroup grants; infinite without a limit."""
-    limit = Path("/sys/fs/cgroup/cpu.max")
-    if not limit.is_file():
-        return math.inf
-    quota, period = limit.read_text().split()
-    return math.inf if quota == "max" else max(1.0, int(quota) / int(period))
 
 
 def _prompt_limit(config: Config, folder: Path | None, max_new_tokens: int) -> tuple[int, str]:
