@@ -35,6 +35,20 @@ def test_every_field_has_a_sentence_under_it():
     assert told == FIELDS
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("allocater", "did you mean allocator?"), ("lr", "did you mean learning_rate?"), ("Steps", "did you mean steps?"),
+     ("xyzzy", "--help have all of them")],
+)  # fmt: skip
+def test_an_option_that_does_not_exist_is_refused_with_the_nearest(name, meant):
+    with pytest.raises(UsageError) as error:
+        Config(**{name: 1})
+    assert str(error.value).startswith(f"{name}: no such option; ") and meant in str(error.value)
+    with pytest.raises(UsageError, match=f"{name}: no such option"):
+        dataclasses.replace(Config(), **{name: 1})
+    assert list(inspect.signature(Config).parameters) == [field.name for field in dataclasses.fields(Config)]
+
+
 def test_permitted_changes_are_fields():
     assert CHANGEABLE_ON_RESUME <= FIELDS
 

@@ -11,7 +11,7 @@ from vipfast import config_rules
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(config_rules.NamedOptions):
     """Options of one training run; a sentence under each."""
 
     task: str = "arithmetic"

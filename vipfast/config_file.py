@@ -5,7 +5,6 @@ an ignored key costs hours of training at default settings; so is a key given tw
 """
 
 import dataclasses
-import difflib
 import types
 import typing
 from pathlib import Path
@@ -16,6 +15,7 @@ from vipfast import atomic
 from vipfast.config import CHANGEABLE_ON_RESUME, PYTHON, Config
 from vipfast.config_rules import check_type, flag
 from vipfast.errors import UsageError
+from vipfast.names import nearest
 
 HINTS = typing.get_type_hints(Config)
 
@@ -109,8 +109,8 @@ def _unknown(key, value) -> str:
         known = [name for name in value if name in HINTS]
         moved = f"; move {', '.join(known)} to the top level" if known else ""
         return f"{'section' if key in HINTS else 'unknown key'} {key!r}: options stand at the top level, not in sections{moved}"
-    close = difflib.get_close_matches(str(key).replace("-", "_"), HINTS, n=1)
-    remedy = f"did you mean {close[0]!r}?" if close else "see --help for all options (underscores instead of dashes)"
+    meant = nearest(key, HINTS)
+    remedy = f"did you mean {meant!r}?" if meant else "see --help for all options (underscores instead of dashes)"
     return f"unknown key {key!r}: {remedy}"
 
 

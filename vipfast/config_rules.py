@@ -7,6 +7,7 @@ import typing
 from typing import TYPE_CHECKING, Literal
 
 from vipfast.errors import UsageError
+from vipfast.names import nearest
 
 if TYPE_CHECKING:
     from vipfast.config import Config
@@ -58,6 +59,21 @@ _RANGES = (
     ("keep", 1, 10**6),
     ("sample_rollouts", 0, 10**6),
 )
+
+
+class NamedOptions:
+    """Refuses, with the nearest name, an option that a config does not have.
+
+    A base class and no method of Config, whose signature is then still that of its fields.
+    """
+
+    def __new__(cls, *values, **options):
+        for name in options:
+            if name not in cls.__dataclass_fields__:
+                meant = nearest(name, cls.__dataclass_fields__)
+                remedy = f"did you mean {meant}?" if meant else "vipfast/config.py and --help have all of them"
+                raise UsageError(f"{name}: no such option; {remedy}")
+        return super().__new__(cls)
 
 
 def take_lists(config: "Config") -> None:

@@ -37,6 +37,7 @@ from vipfast.resolve import backend_notes, resolve
 from vipfast.rewards.base import Reward
 from vipfast.rewards.grader import Grader
 from vipfast.rollout import collect
+from vipfast.run_result import DONE, STOPPED, RunResult
 from vipfast.select import EpochSelector
 from vipfast.state import set_rng_state
 from vipfast.stop import StopRequest
@@ -47,9 +48,6 @@ from vipfast.telemetry.step import rollout_metrics
 from vipfast.telemetry.telemetry import NoTelemetry, Telemetry
 from vipfast.tools import with_tools
 from vipfast.types import PromptBatch, Rollouts
-
-DONE, STOPPED = 0, 3
-"""Exit codes of ``run``: all steps done; stopped by SIGTERM or Ctrl-C after saving the step it was in."""
 
 
 class Trainer:
@@ -128,8 +126,8 @@ class Trainer:
             return make()
         return Led(make, self.ranks) if self.config.round_mode == "barrier" else Apart(make, self.placement)
 
-    def run(self) -> int:
-        """Train until ``config.steps``; returns DONE or STOPPED. What it leaves behind is described in the README."""
+    def run(self) -> RunResult:
+        """Train until ``config.steps``. What it leaves behind is described in the README."""
         config = self.config
         self.telemetry = NoTelemetry()
         self.ranks.decided(self._open_folder)
@@ -143,10 +141,10 @@ class Trainer:
             go_on = run_folder.go_on(config)
             if self.step < config.steps:
                 self.telemetry.close({"stopped": f"{stopped} after step {self.step}; all is saved", "continue": go_on})
-                return STOPPED
+                return RunResult(STOPPED, self.run_dir)
             self._export("final")
             self.telemetry.close({"continue": go_on + (f" --steps {2 * config.steps}" if go_on.startswith("python") else "")})
-        return DONE
+        return RunResult(DONE, self.run_dir)
 
     def _open_folder(self) -> None:
         """Take the run's folder, or cut its records back to the checkpoint; rank 0 alone writes there."""
