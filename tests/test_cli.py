@@ -15,6 +15,7 @@ from vipfast.config import Config
 from vipfast.config_file import save_yaml
 from vipfast.config_rules import flag
 from vipfast.errors import UsageError
+from vipfast.names import ELSEWHERE, nearest
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "train.py"
 QUICK = ["--device", "cpu", "--threads", "1"]
@@ -72,19 +73,50 @@ def test_help_of_the_script_shows_every_option_and_imports_no_torch():
 
 @pytest.mark.parametrize(
     ("argv", "told"),
-    [
-        (["--learnin-rate", "1e-6"], "--learning-rate"),
-        (["--allocator", "vpi"], "vigor"),
-        (["--steps", "x"], "--steps"),
-        (["stray"], "stray"),
-    ],
+    [(["--allocator", "vpi"], "vigor"), (["--steps", "x"], "--steps"), (["stray"], "stray")],
     ids=" ".join,
 )
-def test_mistyped_flag_exits_2_and_names_the_right_one(argv, told, capsys):
+def test_a_value_of_the_wrong_kind_exits_2_and_names_the_option(argv, told, capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(argv)
     assert end.value.code == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--learnin-rate", "1e-6"], "--learnin-rate: no such option; did you mean --learning-rate?"),
+        (["--lr=1e-6"], "--lr: no such option; did you mean --learning-rate?"),
+        (["--batch_size", "8"], "--batch_size: no such option; did you mean --prompts-per-step?"),
+        (["--num-generations", "8"], "--num-generations: no such option; did you mean --rollouts-per-prompt?"),
+        (["--max-completion-length", "8"], "--max-completion-length: no such option; did you mean --max-new-tokens?"),
+        (["--kl-coef", "0"], "--kl-coef: no such option; did you mean --beta?"),
+        (["--num-epochs", "2"], "--num-epochs: no such option; did you mean --epochs?"),
+        (["--resme"], "--resme: no such option; did you mean --resume?"),
+        (["--qqq"], "--qqq: no such option; see --help for all options"),
+        (["--no-model"], "--no-model: no such option; did you mean --model?"),
+        (["--steps", "3", "--steps", "4"], "--steps: given twice; give it once"),
+        (["--steps=3", "--seed", "1", "--steps=3"], "--steps: given twice"),
+        (["--max_new_tokens", "3", "--max-new-tokens", "4"], "--max_new_tokens and --max-new-tokens: given twice"),
+        (["--stop", "a", "--stop", "b"], "--stop: given twice; give it once, with all its values behind it"),
+        (["--stop-when-dead", "--no-stop-when-dead"], "--stop-when-dead and --no-stop-when-dead: given twice"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_flags_that_do_not_exist_or_come_twice_are_refused_in_one_line(argv, message, capsys):
+    assert cli.main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"error: {message}") and err.count("\n") == 1
+
+
+def test_what_other_trainers_call_an_option_is_no_name_of_ours():
+    ours = {field.name for field in dataclasses.fields(cli._Flags)}
+    assert set(ELSEWHERE) <= ours
+    theirs = [name for names in ELSEWHERE.values() for name in names]
+    assert not ours & set(theirs) and len(theirs) == len(set(theirs))
+    for own, names in ELSEWHERE.items():
+        assert {nearest(name, ours) for name in (own, *names)} == {own}
 
 
 def test_flags_go_over_the_file():
@@ -207,8 +239,6 @@ def test_what_a_file_or_the_saved_run_sets_can_be_taken_back():
     assert not cli.parse(["--resume", "--output-dir", "mine", "--no-stop-when-dead"]).config.stop_when_dead
     make_run("other")
     assert cli.parse(["--resume", "--output-dir", "other", "--stop-when-dead"]).notes[1] == "stop_when_dead = True (was False)"
-    with pytest.raises(SystemExit):
-        cli.parse(["--no-model"])
 
 
 def test_resume_refuses_other_changes_by_name_with_both_values():

@@ -20,6 +20,7 @@ from vipfast.distributed import Ranks, join
 from vipfast.errors import CheckpointError, DeadRunError, NonFiniteError, RankError, RewardError, SyncError, UsageError
 from vipfast.idle import idle_options
 from vipfast.inherited import inherited, starting_point, told
+from vipfast.names import check_argv
 from vipfast.resolve import backend_notes, resolve
 
 
@@ -88,9 +89,11 @@ def parse(argv: Sequence[str]) -> Command:
     """Arguments -> Command. On ``--resume`` the config is the saved one with the permitted changes.
 
     Raises:
-        UsageError: an option, file or run folder that cannot be used.
-        SystemExit: 0 after --help; 2 after an unknown flag or a value of the wrong kind (told on stderr, with a suggestion).
+        UsageError: an option, file or run folder that cannot be used; a flag that does not exist or comes twice.
+        SystemExit: 0 after --help; 2 after a value of the wrong kind (told on stderr).
     """
+    switches = [field.name for field in dataclasses.fields(Config) if field.type is bool]
+    check_argv(argv, [field.name for field in dataclasses.fields(_Flags)], switches)
     given = _flags(argv, {})
     gpu_bytes = _planned_gpu(given)
     values = read_yaml(given.config) if given.config else {}

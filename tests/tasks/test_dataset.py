@@ -1,5 +1,6 @@
 """Files in the usual layouts, duplicates, conflicts, long prompts and every way a dataset can be unusable."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -96,6 +97,45 @@ def test_unusable_files_say_why(tmp_path, content, message):
     path.write_text(content)
     with pytest.raises(DataError, match=message):
         load_records(small(path), [])
+
+
+@pytest.mark.parametrize(("asked", "told"), [(3, True), (2, False), (512, False)])
+def test_more_held_out_prompts_than_there_are_is_told_where_they_were_asked_for(asked, told, tmp_path):
+    config = write(tmp_path / "d.jsonl", [{"prompt": f"p{i}", "answer": "1"} for i in range(20)])
+    load_records(dataclasses.replace(config, heldout_prompts=asked), notes := [])
+    assert (f"of --heldout-prompts {asked} there are 2, a tenth of the problems" in notes) == told
+
+
+EMPTY = "is a column but empty in all 2 rows"
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "message"),
+    [
+        ({"question": "2+2?", "answer": None}, {}, f"--answer-field: answer {EMPTY}; there is no other column"),
+        ({"question": "2+2?", "answer": "", "x": 1}, {}, f"--answer-field: answer {EMPTY}; name one of x with"),
+        ({"question": "2+2?", "answer": float("nan")}, {}, f"--answer-field: answer {EMPTY}"),
+        ({"prompt": None, "answer": "4", "text": "2+2?"}, {}, f"--prompt-field: prompt {EMPTY}; name one of answer, text with"),
+        ({"prompt": "2+2?", "a": None, "x": 1}, {"answer_field": "a"}, f"--answer-field a: {EMPTY}; name one of x with"),
+        ({"prompt": "2+2?", "m": {"gold": None}}, {"answer_field": "m.gold"}, f"--answer-field m.gold: {EMPTY}"),
+        ({"prompt": "2+2?", "m": '{"gold": null}'}, {"answer_field": "m.gold"}, f"--answer-field m.gold: {EMPTY}"),
+        ({"prompt": "2+2?", "reward_model": {"ground_truth": None}}, {}, f"--answer-field: reward_model.ground_truth {EMPTY}"),
+        (
+            {"question": "2+2?", "label": "4"},
+            {},
+            "--answer-field: none of .* of the dataset; name one of label with",
+        ),
+        ({"question": "2+2?"}, {}, "--answer-field: none of .* dataset; there is no other column with anything in it"),
+        ({"question": "2+2?", "label": "4"}, {"answer_field": "lable"}, "no row has such a column; did you mean label[?]"),
+        ({"problem": "2+2?", "answer": None, "solution": None}, {}, "answer.? is a column but empty"),
+    ],
+    ids=str,
+)
+def test_an_empty_column_is_told_from_an_absent_one_and_no_column_is_proposed_twice(tmp_path, row, options, message):
+    path = tmp_path / "d.jsonl"
+    path.write_text("\n".join([json.dumps(row)] * 2))
+    with pytest.raises(DataError, match=message):
+        load_records(small(path, **options), [])
 
 
 @pytest.mark.parametrize("name", ["missing.jsonl", "arithmetik", "data.xlsx"])

@@ -11,6 +11,7 @@ from vipfast.config import Config
 from vipfast.distributed import Ranks
 from vipfast.engine import choose_engine
 from vipfast.evaluation.options import TRAINING, Evaluation, Flags, defaults, settle
+from vipfast.names import check_argv
 from vipfast.resolve import resolve
 
 GO_ON = "start the same command again to go on"
@@ -25,9 +26,11 @@ def parse(argv: Sequence[str]) -> Evaluation:
     """Arguments -> Evaluation; device, lengths and the like are still open.
 
     Raises:
-        UsageError: an option, file or model that cannot be used.
-        SystemExit: 0 after --help; 2 after an unknown flag or a value of the wrong kind.
+        UsageError: an option, file or model that cannot be used; a flag that does not exist or comes twice.
+        SystemExit: 0 after --help; 2 after a value of the wrong kind.
     """
+    read = [name for name in Flags.__dataclass_fields__ if name not in TRAINING]
+    check_argv(argv, read, [name for name in read if Flags.__dataclass_fields__[name].type is bool])
     given = _flags(argv, {})
     values, source, trained_on, notes = defaults(given)
     return settle(_flags(argv, values) if values else given, source, trained_on, notes)

@@ -4,8 +4,10 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 
 from vipfast.config import Config
+from vipfast.cores import counted
 from vipfast.errors import DataError
 from vipfast.tasks.base import Merger, Record
 from vipfast.tasks.chat import NotShown
@@ -28,7 +30,7 @@ from vipfast.tasks.layouts import (
 )
 from vipfast.tasks.programs import read_tests, wording
 from vipfast.tasks.reading import rows_of
-from vipfast.tasks.values import Unreadable, as_text, get, plain
+from vipfast.tasks.values import Unreadable, as_json, as_text, get, plain
 
 SAMPLE = 1000
 """Rows by whose columns a layout is recognised."""
@@ -66,6 +68,8 @@ def load_records(config: Config, notes: list[str]) -> tuple[list[Record], str]:
     records = merger.distinct(_records(config.task, rows, layout, detail_columns(sample), carried, counts))
     if not records:
         what = "a test that can be read" if layout.verifier == CODE else f"both {layout.prompt!r} and {layout.answer!r}"
+        empty = [name for name in (layout.prompt, layout.answer) if name != LAST_TURN and not _filled(name, sample)]
+        what += f": {empty[0]!r} is a column but empty" if empty else ""
         pictures = f", without pictures ({counts['pictures']} have some)" if counts["pictures"] else ""
         raise DataError(f"--task {config.task}: no row has {what}{pictures}")
     if counts["pictures"]:
@@ -77,6 +81,8 @@ def load_records(config: Config, notes: list[str]) -> tuple[list[Record], str]:
     if counts["private only"]:
         notes.append(f"{counts['private only']} rows have private tests only: every second one trains, the others evaluate")
     notes += merger.notes()
+    if Config.heldout_prompts != config.heldout_prompts > len(records) // 10:
+        notes.append(f"of --heldout-prompts {config.heldout_prompts} there are {len(records) // 10}, a tenth of the problems")
     return records, layout.verifier
 
 
@@ -126,14 +132,14 @@ def _record(place: str, row: dict, layout: Layout, counts: Counter) -> Record | 
 def _own(config: Config, sample: Sequence[dict]) -> Layout:
     """The columns that the options name, or the usual ones; of dialogues without an answer column the last turn."""
     prompt = _field("--prompt-field", config.prompt_field, PROMPT_FIELDS, sample)
-    if not config.answer_field and not any(get(row, name) is not None for row in sample for name in ANSWER_FIELDS):
+    if not config.answer_field and not any(_filled(name, sample) for name in ANSWER_FIELDS):
         replies = []
         for number, row in enumerate(sample, 1):
             with suppress(NotShown), _placed(f"--task {config.task}: row {number}, column", prompt):
                 replies.append(posed(row, own(prompt, LAST_TURN))[1])
         if found := [reply for reply in replies if reply is not None]:
             return dialogue(prompt, found)
-    return own(prompt, _field("--answer-field", config.answer_field, ANSWER_FIELDS, sample))
+    return own(prompt, _field("--answer-field", config.answer_field, ANSWER_FIELDS, sample, taken=prompt))
 
 
 def _program(row: dict, layout: Layout, counts: Counter) -> Record | None:
@@ -144,11 +150,44 @@ def _program(row: dict, layout: Layout, counts: Counter) -> Record | None:
     return Record(wording(row, question), None, tests)
 
 
-def _field(option: str, given: str | None, known: tuple[str, ...], rows: Sequence[dict]) -> str:
-    for name in (given,) if given else known:
-        if any(get(row, name) is not None for row in rows):
+def _field(option: str, given: str | None, known: tuple[str, ...], rows: Sequence[dict], taken: str | None = None) -> str:
+    """The column that an option names, or the first of the known ones that holds anything.
+
+    Args:
+        option: to be told where there is no such column.
+        given: its value.
+        known: columns to try where none is given.
+        rows: of the dataset, as many as are looked at.
+        taken: a column that has another use, so that it is not proposed.
+
+    Raises:
+        DataError: there is no such column, or only empty ones.
+    """
+    names = (given,) if given else known
+    for name in names:
+        if _filled(name, rows):
             return name
-    columns = ", ".join(sorted({as_text(column) for row in rows for column in row}))
+    empty = {as_text(column) for row in rows for column in row if not _filled(column, rows)}
+    columns = sorted({as_text(column) for row in rows for column in row} - empty - {taken})
+    others = f"name one of {', '.join(columns)} with {option}" if columns else "there is no other column with anything in it"
+    if exists := next((name for name in names if any(_has(row, name) for row in rows)), None):
+        where = f"the first {SAMPLE} rows" if len(rows) == SAMPLE else f"all {counted(len(rows), 'row')}"
+        head = f"{option} {given}: is" if given else f"{option}: {exists} is"
+        raise DataError(f"{head} a column but empty in {where}; {others}")
     if given:
-        raise DataError(f"{option} {given}: no row has such a column; the columns are {columns}")
-    raise DataError(f"{option}: none of {', '.join(known)} is a column of the dataset; name one of {columns} with {option}")
+        close = get_close_matches(given, columns, n=1)
+        guess = f"did you mean {close[0]}? " if close else ""
+        raise DataError(f"{option} {given}: no row has such a column; {guess}the columns are {', '.join(columns)}")
+    raise DataError(f"{option}: none of {', '.join(known)} is a column of the dataset; {others}")
+
+
+def _has(row: dict, name: str) -> bool:
+    """Whether a row has this column, whatever stands in it."""
+    outer, _, inner = name.rpartition(".")
+    holder = as_json(get(row, outer)) if outer else row
+    return name in row or isinstance(holder, dict) and inner in holder
+
+
+def _filled(name: str, rows: Sequence[dict]) -> bool:
+    """Whether any row has something in this column; nulls, NaNs and empty texts are nothing."""
+    return any(value is not None and value != "" for value in (get(row, name) for row in rows))
