@@ -22,6 +22,9 @@ from vipfast.idle import idle_options
 from vipfast.inherited import inherited, starting_point, told
 from vipfast.names import check_argv
 from vipfast.resolve import backend_notes, resolve
+from vipfast.stop import STOPPED_AT_ONCE, NothingYet
+from vipfast.telemetry.activity import NOW
+from vipfast.telemetry.status import StatusLine
 
 
 @dataclass(frozen=True)
@@ -64,18 +67,19 @@ def guarded(run: Callable[[Ranks], int], go_on: str) -> int:
 
     Args:
         run: the command, told which ranks it is one of; returns 0 or 3.
-        go_on: what to do after it was stopped at once.
+        go_on: what to do after it was stopped at once, where the StopRequest says nothing better.
     """
     ranks = join()
+    nothing_yet = NothingYet(shown=ranks.rank == 0)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a notebook's or a test's has not
             stream.reconfigure(errors="replace")  # a terminal without our signs shows "?" rather than a traceback
     try:
-        with _plain_warnings(), ranks.losses_named():
+        with nothing_yet, _plain_warnings(), ranks.losses_named():
             code = run(ranks)
-    except KeyboardInterrupt:
-        _tell(f"stopped at once; {go_on}", ranks)
-        return 130
+    except KeyboardInterrupt as stopped:
+        _tell(f"stopped at once; {stopped.args[0] if stopped.args else go_on}", ranks)
+        return STOPPED_AT_ONCE
     except (UsageError, RewardError, DeadRunError, SyncError, NonFiniteError, RankError) as error:
         if os.environ.get("VIPFAST_TRACEBACK"):
             raise
@@ -119,12 +123,16 @@ def _started(argv: Sequence[str], flags: _Flags, values: dict) -> tuple[Config, 
 
 
 def _run(argv: Sequence[str], ranks: Ranks) -> int:
-    command = ranks.decided(lambda: _prepare(argv))
-    if command.dry_run:
-        return 0
-    from vipfast.trainer import Trainer
+    with StatusLine(shown=ranks.rank == 0):
+        NOW.begin("starting", "settling the options")
+        command = ranks.decided(lambda: _prepare(argv))
+        if command.dry_run:
+            return 0
+        NOW.enter("importing torch")
+        from vipfast.trainer import Trainer
 
-    return Trainer(command.config, resume=command.resume).run()
+        trainer = Trainer(command.config, resume=command.resume)
+    return trainer.run()
 
 
 def _prepare(argv: Sequence[str]) -> Command:

@@ -13,6 +13,8 @@ from vipfast.engine.base import Engine
 from vipfast.placement import HERE, Placement
 from vipfast.rewards.grader import Grader
 from vipfast.rollout import sample_uniformly
+from vipfast.telemetry.activity import NOW
+from vipfast.telemetry.flow import Flow
 from vipfast.types import Prompt
 
 
@@ -69,9 +71,10 @@ def _judged(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which samples are right, bool [B, k], and for which prompts the majority is, bool [B]."""
     rows = []
-    at_once = max(1, rows_at_once // k)
+    at_once, flow = max(1, rows_at_once // k), Flow.of(engine, len(prompts) * k)
+    NOW.enter("generate", flow.total, "samples", flow)
     for first in range(0, len(prompts), at_once):
-        part = sample_uniformly(prompts[first : first + at_once], k, engine, grader, stream=streams.EVAL)
+        part = sample_uniformly(prompts[first : first + at_once], k, engine, grader, stream=streams.EVAL, flow=flow)
         rows += [part[name] for name in sorted(part)]
         engine.reset()
     right_BK = np.array([reward >= threshold for _, reward, _ in rows], bool).reshape(-1, k)

@@ -16,6 +16,8 @@ from vipfast.placement import HERE, Placement
 from vipfast.rewards.base import Grades
 from vipfast.rewards.beside import Beside
 from vipfast.rewards.grader import Grader
+from vipfast.telemetry.activity import NOW
+from vipfast.telemetry.flow import Flow
 from vipfast.types import Prompt, PromptBatch, Rollouts, StepPlan, Tally
 
 
@@ -62,19 +64,26 @@ def collect(
         last = now
 
     ungraded = 0  # rollouts
+    flow = Flow.of(engine, budget // placement.num_homes)
+    NOW.enter("generate", budget, "rollouts", flow)
 
     def decode(requests: list[Request]) -> None:
         nonlocal ungraded
         engine.submit(requests)
+        flow.ask(requests)
+        NOW.round += allocator.barrier
         while engine.pending or ungraded:
-            finished = engine.step() if engine.pending else []
+            NOW.phase = "generate"
+            finished = flow.advance(engine)
             lap("generate")
             ungraded += len(finished)
             if not ungraded:
                 continue
+            NOW.phase = "grade"
             graded = placement.agreed(partial(_graded, grading, batch.prompts, finished, wait=not engine.pending))
             for rows, grades in graded:
                 ungraded -= len(rows)
+                NOW.done += len(rows) * placement.num_homes
                 ledger.book(rows, grades)
             lap("reward")
             if graded and not allocator.barrier:
@@ -106,21 +115,31 @@ def collect(
 
 
 def sample_uniformly(
-    prompts: Sequence[Prompt], num_samples: int, engine: Engine, grader: Grader, *, stream: int, step: int = 0
+    prompts: Sequence[Prompt],
+    num_samples: int,
+    engine: Engine,
+    grader: Grader,
+    *,
+    stream: int,
+    step: int = 0,
+    flow: Flow | None = None,
 ) -> dict[tuple[int, int], tuple[Finished, float, str | None]]:
-    """``num_samples`` graded rollouts of every prompt, outside any budget.
+    """``num_samples`` graded rollouts of every prompt, outside any budget; ``flow`` is told of them.
 
     Returns:
         {(slot, index): (rollout, the verifier's reward, the extracted answer)}.
     """
-    ledger = Ledger(PromptBatch(prompts, step, 0), stream, 1.0)
-    engine.submit(ledger.ask(np.full(len(prompts), num_samples)))
+    ledger, flow = Ledger(PromptBatch(prompts, step, 0), stream, 1.0), flow or Flow.of(engine, len(prompts) * num_samples)
+    requests = ledger.ask(np.full(len(prompts), num_samples))
+    engine.submit(requests)
+    flow.ask(requests)
     answers: dict[tuple[int, int], str | None] = {}
     with Beside(grader) as grading:
         while engine.pending or grading.pending:
-            finished = engine.step() if engine.pending else []
+            finished = flow.advance(engine)
             for rows, grades in _graded(grading, prompts, finished, wait=not engine.pending):
                 ledger.book(rows, grades)
+                NOW.done += len(rows)
                 answers |= {(row.slot, row.index): answer for row, answer in zip(rows, grades.answer)}
     ledger.book_lost()
     return {name: (row, verified, answers.get(name)) for name, (row, _, verified) in ledger.rows.items()}

@@ -1,9 +1,13 @@
 """A run's folder: what it is called, whether it holds a run already, and which one ``--resume`` continues."""
 
+import os
 import re
+import shlex
+import sys
 from datetime import datetime
 from pathlib import Path
 
+from vipfast import lock
 from vipfast.config import CUSTOM, PYTHON, REASONING_GYM, Config
 from vipfast.errors import UsageError
 
@@ -36,9 +40,10 @@ def check_fresh(folder: str | Path) -> None:
     """Refuse to start a new run where another one lives.
 
     Raises:
-        UsageError: the folder holds a run (its config.yaml or metrics.jsonl), or is a file.
+        UsageError: the folder holds a run (its config.yaml or metrics.jsonl), perhaps one that is running, or is a file.
     """
     path = Path(folder)
+    lock.check(path)
     if path.exists() and not path.is_dir():
         raise UsageError(f"--output-dir {folder}: is a file; give a folder")
     found = [name for name in ("config.yaml", "metrics.jsonl", "checkpoints") if (path / name).exists()]
@@ -49,22 +54,30 @@ def check_fresh(folder: str | Path) -> None:
         )
 
 
-def go_on(config: Config) -> str:
-    """How a run is continued: its command, or the Python that hands it again what no file holds."""
+def go_on(config: Config, steps: int | None = None) -> str:
+    """How a run is continued, up to ``steps`` if given: a command for this shell, with the interpreter that runs now, or the
+    Python that hands the run again what no file holds.
+    """
     if config.task != CUSTOM and PYTHON not in config.reward:
-        return f"python scripts/train.py --resume --output-dir {config.output_dir}"
+        script = [sys.argv[0]] if Path(sys.argv[0]).name == "train.py" else ["-m", "vipfast", "train"]
+        num_ranks = os.environ.get("LOCAL_WORLD_SIZE", "1") if "TORCHELASTIC_RUN_ID" in os.environ else "1"
+        launched = [] if num_ranks == "1" else ["-m", "torch.distributed.run", f"--nproc-per-node={num_ranks}"]
+        more = [] if steps is None else ["--steps", str(steps)]
+        return shlex.join([sys.executable, *launched, *script, "--resume", "--output-dir", config.output_dir, *more])
     given = ["prompts=…"] if config.task == CUSTOM else []
     given += ["reward=…"] if PYTHON in config.reward else []
     return f"Trainer(Config(output_dir={config.output_dir!r}, …), {', '.join(given)}, resume=True).run()"
 
 
 def claim(folder: str | Path) -> None:
-    """Make a new run's folder; of two runs that want the same one, the second is refused (UsageError)."""
+    """Make a new run's folder and lock it; of two runs that want the same one, the second is refused (UsageError)."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
+    lock.take(path)
     try:
         (path / "config.yaml").touch(exist_ok=False)
     except FileExistsError as error:
+        lock.release(path)
         raise UsageError(f"--output-dir {folder}: another run has just taken it; give another folder") from error
 
 
@@ -81,6 +94,7 @@ def resumable(folder: str | Path | None) -> Path:
         path = Path(folder)
         if not path.is_dir():
             raise UsageError(f"--resume --output-dir {folder}: no such folder; leave out --resume to start a new run in it")
+        lock.check(path)  # before its checkpoints are looked through: what is half written there belongs to whoever trains
         if not (path / "config.yaml").is_file():
             raise UsageError(f"--resume --output-dir {folder}: it has no config.yaml, so it is no run's folder")
         if checkpoint.newest_complete(path) is None:
@@ -93,6 +107,7 @@ def resumable(folder: str | Path | None) -> Path:
     # A folder's time is that of its last entry: the newest checkpoint's rename.
     runs.sort(key=lambda run: _mtime(run / "checkpoints"), reverse=True)
     for run in runs:
+        lock.check(run)
         if checkpoint.newest_complete(run) is not None:
             return run
     why = f"none of the {len(runs)} runs there has a complete checkpoint" if runs else "there is no run"

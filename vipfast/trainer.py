@@ -14,34 +14,35 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from vipfast import checkpoint, run_folder, streams
+from vipfast import checkpoint, lock, run_folder, streams
 from vipfast.allocate import make_allocator
 from vipfast.allocate.apart import Apart
 from vipfast.allocate.base import Allocator
 from vipfast.allocate.led import Led
 from vipfast.allocate.uniform import Uniform
 from vipfast.config import CUSTOM, PYTHON, Config
-from vipfast.config_file import continued, load_yaml, save_yaml
+from vipfast.config_file import continued, save_yaml
 from vipfast.distributed import join
 from vipfast.dry_run import expected_memory
 from vipfast.engine import choose_engine, make_engine
 from vipfast.engine.base import Sampling
 from vipfast.engine.sampling import stop_ids
-from vipfast.errors import CheckpointError, DeadRunError, RewardError, SyncError, UsageError
+from vipfast.errors import CheckpointError, DeadRunError, RewardError, SyncError
 from vipfast.evaluate import evaluate
 from vipfast.learn.learner import Learner
 from vipfast.learn.sharding import choose_parallel
 from vipfast.placement import Placement
 from vipfast.policy import load_policy, load_reference, load_tokenizer
-from vipfast.resolve import backend_notes, resolve
 from vipfast.rewards.base import Reward
 from vipfast.rewards.grader import Grader
 from vipfast.rollout import collect
 from vipfast.run_result import DONE, STOPPED, RunResult
 from vipfast.select import EpochSelector
+from vipfast.settled import settled
 from vipfast.state import set_rng_state
 from vipfast.stop import StopRequest
 from vipfast.tasks.base import load_task
+from vipfast.telemetry.activity import NOW
 from vipfast.telemetry.peaks import Peaks
 from vipfast.telemetry.samples import gathered_rows
 from vipfast.telemetry.step import rollout_metrics
@@ -73,12 +74,13 @@ class Trainer:
             config = dataclasses.replace(config, task=CUSTOM)
         if reward is not None and not config.reward:
             config = dataclasses.replace(config, reward=(PYTHON,))
-        self.config, self.notes, self.restored = self.ranks.decided(lambda: _settled(config, resume))
+        self.config, self.notes, self.restored = self.ranks.decided(lambda: settled(config, resume))
         config = self.config
         self.ranks.connect(config.device, config.dist_timeout)
         torch.set_num_threads(config.threads)
         threadpool_limits(config.threads, user_api="blas")  # the predictor's NumPy; another count would also move its last bits
         self.run_dir = Path(config.output_dir)
+        NOW.begin("starting", "reading the task")
         self.tokenizer = load_tokenizer(config)
         self.task = load_task(config, self.tokenizer, prompts, reward)
         self.notes += self.task.notes
@@ -93,6 +95,7 @@ class Trainer:
             go_on=f"go on with {run_folder.go_on(config)}",
         )  # fmt: skip
         self.peaks = Peaks(config.device)
+        NOW.enter("loading the model")
         self.model = load_policy(config, self.tokenizer)
         if self.restored is not None:
             checkpoint.load_weights(self.restored, self.model)
@@ -106,6 +109,7 @@ class Trainer:
         # Shards cannot sample: ranks would have to decode in step with one another.
         apart = self.parallel == "fsdp" and choose_engine(config, config.device)[0] == "transformers"
         sampled = copy.deepcopy(self.model).to(config.device) if apart else self.model
+        NOW.enter("starting the engine")
         self.engine = make_engine(config, sampled, sampling, pad_id)
         self.engine = with_tools(config, self.engine, self.tokenizer, self.placement)
         if not alone:
@@ -114,7 +118,7 @@ class Trainer:
         self.peaks.mark("load")
         self.step, self.totals = 0, {"budget/rollouts_cum": 0, "budget/tokens_cum": 0}
         self.best: float | None = None
-        self.stop = StopRequest()
+        self.stop = StopRequest(self._say, "no checkpoint was saved yet, so start again, in another folder")
         self.saved: int | None = None  # step of the last save
         num_bytes = checkpoint.run_bytes(self.model, config.keep)
         self.ranks.decided(lambda: checkpoint.check_disk(self.run_dir, num_bytes))
@@ -130,20 +134,24 @@ class Trainer:
         """Train until ``config.steps``. What it leaves behind is described in the README."""
         config = self.config
         self.telemetry = NoTelemetry()
-        self.ranks.decided(self._open_folder)
-        with contextlib.closing(self.grader), self.ranks.losses_named(), self.telemetry, self.stop:
+        with contextlib.ExitStack() as stack:
+            for resource in (self.stop, contextlib.closing(self.grader), self.ranks.losses_named()):
+                stack.enter_context(resource)
+            stack.callback(lock.release, self.run_dir)
+            self.ranks.decided(self._open_folder)
+            stack.enter_context(self.telemetry)
             for note in self.notes:
-                self.telemetry.say(note)
+                self._say(note)
             self._start_or_restore()
             while self.step < config.steps and (stopped := self._stop_asked()) is None:
                 self._guarded_step()
             self._save()
-            go_on = run_folder.go_on(config)
             if self.step < config.steps:
+                go_on = run_folder.go_on(config)
                 self.telemetry.close({"stopped": f"{stopped} after step {self.step}; all is saved", "continue": go_on})
                 return RunResult(STOPPED, self.run_dir)
             self._export("final")
-            self.telemetry.close({"continue": go_on + (f" --steps {2 * config.steps}" if go_on.startswith("python") else "")})
+            self.telemetry.close({"continue": run_folder.go_on(config, 2 * config.steps)})
         return RunResult(DONE, self.run_dir)
 
     def _open_folder(self) -> None:
@@ -157,6 +165,9 @@ class Trainer:
             if step == 0:  # this checkpoint comes before the first evaluation, whose line is then written anew
                 (self.run_dir / "metrics.jsonl").unlink(missing_ok=True)
         self.telemetry = Telemetry(self.run_dir, self.config, self.config.steps)
+
+    def _say(self, message: str) -> None:
+        self.telemetry.say(message)
 
     def _stop_asked(self) -> str | None:
         """The signal that asked any of the ranks to stop."""
@@ -180,12 +191,14 @@ class Trainer:
         metrics |= self.learner.update(rollouts, step - 1, self.peaks.mark)
 
         clock = time.perf_counter()
+        NOW.enter("learn")
         metrics |= self.allocator.learn(tally)
         self.selector.learn(tally)
         self.placement.learn(tally)
         metrics["time/allocate_s"] += time.perf_counter() - clock
 
         clock = time.perf_counter()
+        NOW.enter("sync")
         self.engine.sync(self.learner.weights())
         metrics["time/sync_s"] = time.perf_counter() - clock
         self.peaks.mark("sync")
@@ -197,6 +210,7 @@ class Trainer:
     def _guarded_step(self) -> None:
         """A step with its evaluation, log line and checkpoint; a failing reward leaves a checkpoint of the step before."""
         config, step = self.config, self.step + 1
+        NOW.begin(f"step {step}")
         position = self.selector.state_dict()
         try:
             metrics, rollouts = self.train_step(step)
@@ -220,13 +234,15 @@ class Trainer:
             raise DeadRunError(f"--stop-when-dead: {dead}. All is saved; once mended, go on with {run_folder.go_on(config)}")
 
     def _start_or_restore(self) -> None:
+        NOW.begin("the start", "sync")
         if self.restored is not None:
             self._restore(self.restored)
         self.engine.sync(self.learner.weights())
         self._check_sync()
         if self.step == 0:
             self._save()
-            self._log(self._evaluate())
+            if self._stop_asked() is None:
+                self._log(self._evaluate())
 
     def _check_sync(self) -> None:
         """Invariant 9 on fresh tokens, before any weight moves: what the engine samples is what the learner scores."""
@@ -240,15 +256,11 @@ class Trainer:
 
     def _evaluate(self) -> dict:
         config = self.config
+        NOW.begin("the evaluation")
         scores = evaluate(
-            self.task.heldout,
-            self.engine,
-            self.grader,
-            config.eval_samples,
-            threshold=config.success_at,
-            rows_at_once=max(config.budget // self.placement.num_homes, config.eval_samples),
-            placement=self.placement,
-        )
+            self.task.heldout, self.engine, self.grader, config.eval_samples, threshold=config.success_at,
+            rows_at_once=max(config.budget // self.placement.num_homes, config.eval_samples), placement=self.placement,
+        )  # fmt: skip
         self.peaks.mark("evaluate")
         mean = scores[f"eval/mean@{config.eval_samples}"]
         if mean is not None and (self.best is None or mean > self.best):
@@ -280,11 +292,13 @@ class Trainer:
         if self.saved == self.step:
             return
         clock = time.perf_counter()
+        NOW.enter("save")
         state, weights = self._state(), self.learner.whole_weights()
         begun, keep = self._saved_shards(), self.config.keep
         place = self.run_dir, self.step
         self.ranks.decided(lambda: checkpoint.save(*place, self.model, self.tokenizer, state, keep, weights, begun))
         self.checkpoint_s, self.saved = time.perf_counter() - clock, self.step
+        self.stop.left = f"go on with {run_folder.go_on(self.config)}"
         self.peaks.mark("save")
 
     def _saved_shards(self) -> Path | None:
@@ -301,6 +315,7 @@ class Trainer:
         return begun
 
     def _export(self, name: str) -> None:
+        NOW.enter("save")
         weights = self.learner.whole_weights()
         self.ranks.decided(lambda: checkpoint.export(self.model, self.tokenizer, self.run_dir / name, weights))
 
@@ -328,19 +343,3 @@ class Trainer:
         if self.ranks.size == 1:
             set_rng_state(state["rng"])  # ours are counter-based; the user's reward may draw from these
         self.telemetry.say(f"resumed from {path} at step {self.step}")
-
-
-def _settled(config: Config, resume: bool) -> tuple[Config, list[str], Path | None]:
-    """Options with nothing left open, what there is to say about them, and the checkpoint to go on from."""
-    notes, restored = [], None
-    if resume:
-        config = dataclasses.replace(config, output_dir=str(run_folder.resumable(config.output_dir)))
-        restored = checkpoint.find(config.output_dir)
-        config, notes = continued(load_yaml(Path(config.output_dir) / "config.yaml"), config)
-        if config.steps < checkpoint.step_of(restored):
-            raise UsageError(f"--steps {config.steps}: the run is already at step {checkpoint.step_of(restored)}")
-    config, chosen = resolve(config)
-    if not resume:
-        run_folder.check_fresh(config.output_dir)
-    # A resumed run's options have been told; the machine it goes on with may be another.
-    return config, notes + (chosen or (backend_notes(config) if resume else [])), restored

@@ -2,30 +2,42 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from vipfast.engine.base import Finished, Request
 from vipfast.evaluation import progress
 from vipfast.evaluation.progress import Progress, Watched
 from vipfast.evaluation.report import took
+from vipfast.telemetry import flow
+from vipfast.types import Finish
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = SimpleNamespace(s=100.0)
     monkeypatch.setattr(progress.time, "monotonic", lambda: now.s)
+    monkeypatch.setattr(flow, "_lengths", [])
     return now
 
 
-def test_rate_and_time_left_count_what_this_process_has_sampled(clock, capsys):
-    with Progress(1000, 400) as seen:
+def test_time_left_counts_the_tokens_of_this_process_and_lines_flood_no_log(clock, capsys):
+    with Progress(1000, 400, longest=100) as seen:
         seen.task = "t"
         assert seen.left_s is None
-        clock.s += 9
-        seen.more(90)
-        assert (seen.done, seen.rate, seen.left_s) == (490, 10, 51) and capsys.readouterr().out == ""
+        seen.ask([Request(0, np.ones(1), "u", 0, 0, 600, 0)])
+        steps = iter([[0], *[[]] * 19])
+        row = [Finished(0, 0, np.zeros(1, int), np.zeros(1, np.float32), Finish.STOP)]
+        engine = SimpleNamespace(pending=599, step=lambda: row if next(steps) else [])
+        for _ in range(20):
+            clock.s += 0.45
+            seen.advance(engine)
+        seen.more(1)
+        # 599 rows have 20 tokens, expected to become 40: 20 further steps of 0.45 s. By finished samples it were 599 times 9 s.
+        assert seen.done == 401 and seen.left_s == pytest.approx(9, rel=0.05) and capsys.readouterr().out == ""
         clock.s += 1
-        seen.at(500)
-        assert capsys.readouterr().out == "t: 500 of 1000 samples, 10/s, 0:50 left\n"
+        seen.more(99)
+        assert capsys.readouterr().out == "t: 500 of 1000 samples, 10/s, 0:10 left\n"
         clock.s += 9.5
         seen.at(600)
         assert capsys.readouterr().out == ""

@@ -2,24 +2,30 @@
 
 import sys
 import time
+from collections.abc import Sequence
 
+from vipfast.engine.base import Engine, Finished, Request
+from vipfast.telemetry.flow import Flow
 from vipfast.telemetry.history import clock
 
-EVERY_S = 10.0
+EVERY_S, REFRESH_S = 10.0, 0.2
 
 
 class Progress:
-    """Used as a context manager around the sampling of everything.
+    """Used as a context manager around the sampling of everything; tells time by tokens, as the ``Flow`` that it takes the
+    place of.
 
     Args:
         total: samples of the whole evaluation.
         done: those that were there already.
         shown: False on ranks that show nothing.
         share: samples that one told here stands for, where other ranks sample as well.
+        longest: most tokens of a sample, None if unknown.
     """
 
-    def __init__(self, total: int, done: int, shown: bool = True, share: int = 1):
+    def __init__(self, total: int, done: int, shown: bool = True, share: int = 1, longest: int | None = None):
         self.total, self.done, self._before, self._share, self._shown = total, done, done, share, shown
+        self.flow = Flow(-(-(total - done) // share), longest)
         self.task, self._bar = "", None
         self._start = self._told = time.monotonic()
 
@@ -45,14 +51,28 @@ class Progress:
 
     def at(self, done: int) -> None:
         """So many samples are there."""
-        self.done, now = done, time.monotonic()
+        self.done = done
+        self._show()
+
+    def ask(self, requests: Sequence[Request]) -> None:
+        self.flow.ask(requests)
+
+    def advance(self, engine: Engine) -> list[Finished]:
+        """What the next step of ``engine`` finishes."""
+        finished = self.flow.advance(engine)
+        self._show()
+        return finished
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        if not self._shown or now - self._told < (EVERY_S if self._bar is None else REFRESH_S):
+            return
+        self._told = now
+        rate, left = f"{self.rate:,.0f}/s", clock(self.left_s)
         if self._bar is not None:
-            self._bar.update(
-                self._row, completed=done, description=self.task, rate=f"{self.rate:,.0f}/s", left=clock(self.left_s)
-            )
-        elif self._shown and now - self._told >= EVERY_S:
-            self._told = now
-            print(f"{self.task}: {done} of {self.total} samples, {self.rate:,.0f}/s, {clock(self.left_s)} left", flush=True)
+            self._bar.update(self._row, completed=self.done, description=self.task, rate=rate, left=left)
+        else:
+            print(f"{self.task}: {self.done} of {self.total} samples, {rate}, {left} left", flush=True)
 
     @property
     def seconds(self) -> float:
@@ -70,7 +90,7 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        return (self.total - self.done) / self.rate if self.rate else None
+        return self.flow.left_s
 
 
 class Watched:

@@ -62,7 +62,7 @@ def sample_missing(
     """
     ranks, config = placement.ranks, asked.config
     counts = [len(prompts) * asked.samples for _, prompts in chunks]
-    progress = Progress(sum(counts), sum(counts[:num_done]), ranks.rank == 0, placement.num_homes)
+    progress = Progress(sum(counts), sum(counts[:num_done]), ranks.rank == 0, placement.num_homes, config.max_new_tokens)
     if num_done == len(chunks):  # no model is needed
         return None, progress
     with ExitStack() as stack:
@@ -110,7 +110,7 @@ def _lines(task: str, prompts: Sequence[Prompt], num: int, engine: Engine, grade
     if not prompts:
         return []
     # The streams are those of training's own evaluations, so its numbers come out again.
-    rows = sample_uniformly(prompts, num, engine, grader, stream=streams.EVAL)
+    rows = sample_uniformly(prompts, num, engine, grader, stream=streams.EVAL, flow=grader.progress)
     engine.reset()
     names = sorted(rows)
     texts = tokenizer.batch_decode([rows[name][0].tokens for name in names], skip_special_tokens=True)

@@ -24,6 +24,7 @@ from vipfast.learn.schedule import learning_rate
 from vipfast.learn.sharding import as_shard, gathered, is_sharded, own_part, own_rows, present_everywhere, shard, whole
 from vipfast.learn.share import shared_out
 from vipfast.learn.trainable import Trainable
+from vipfast.telemetry.activity import NOW
 from vipfast.types import Rollouts
 
 SYNC_TOKENS = 64
@@ -254,7 +255,7 @@ class Learner:
         """[T] log-probs of the rows' tokens over the whole step, NaN elsewhere."""
         logp_T = torch.full((len(rollouts.tokens),), math.nan, dtype=policy.dtype, device=policy.device)
         with torch.no_grad():
-            for batch in upload(self._pack(rollouts, rows_r), policy.device):
+            for batch in NOW.each("logprob", upload(self._pack(rollouts, rows_r), policy.device)):
                 logp_T[batch.tokens_T] = policy(batch)
         if self.sharded:
             policy.reshard()  # the root waits for a backward pass that does not come
@@ -288,7 +289,7 @@ class Learner:
         policy = self.policy
         weight = torch.from_numpy(weight_R).to(policy.device)
         loss, sums = 0.0, {}
-        for batch in upload(micro_batches, policy.device):
+        for batch in NOW.each("update", upload(micro_batches, policy.device)):
             result = policy(batch, tensors.loss_arguments(batch, weight, self.config, *before))
             result.loss.backward()
             loss, sums = loss + result.loss.detach(), add_sums(sums, result.sums)

@@ -58,10 +58,12 @@ class History:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to the last step at the pace of the last 20 steps, None before the first."""
+        """Seconds to the last step at the pace of the last 20 steps, the one under way counted; None before the first."""
         if not self._intervals:
             return None
-        return (self.total_steps - self.step) * sum(self._intervals) / len(self._intervals)
+        pace = sum(self._intervals) / len(self._intervals)
+        gone = min(time.monotonic() - self._last_time, pace)
+        return max((self.total_steps - self.step) * pace - gone, 0.0)
 
     @property
     def wasted(self) -> float | None:

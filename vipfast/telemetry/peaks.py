@@ -39,7 +39,7 @@ class Peaks:
         return max(self._highest, peak_bytes(self.device))
 
     def table(self, step: int, expected: dict[str, float]) -> str:
-        """Three aligned lines of text: phases, used, expected.
+        """A line per phase, narrow enough for any terminal: its name, used, expected.
 
         Args:
             step: the step that has just ended.
@@ -48,12 +48,10 @@ class Peaks:
         self.told = True
         phases = [phase for phase in expected if phase != "always"]
         phases += [phase for phase in self.used if phase not in phases]
-        lines = [
-            (f"memory, step {step}", *phases),
-            ("  used", *(size(self.used[phase]) if phase in self.used else "-" for phase in phases)),
-            ("  expected", *(size(expected[phase]) if phase in expected else "-" for phase in phases)),
-        ]
-        text = "\n".join("".join(f"{cell:<16}" if i == 0 else f"{cell:>11}" for i, cell in enumerate(line)) for line in lines)
+        rows = [(f"memory, step {step}", "used", "expected")]
+        for phase in phases:
+            rows.append((f"  {phase}", *(size(found[phase]) if phase in found else "-" for found in (self.used, expected))))
+        text = "\n".join(f"{name:<16}{used:>11}{planned:>11}" for name, used, planned in rows)
         return text + (f"\n  besides: {size(self.start)} of Python, its libraries and the data" if self.start else "")
 
     def _restart(self) -> None:

@@ -54,11 +54,11 @@ class Telemetry:
         live = sys.stdout.isatty() if console is None else console.is_terminal
         console = console or Console()
         budget = f"{config.prompts_per_step} × {config.rollouts_per_prompt:g} = {config.budget} rollouts a step"
-        title = "  ".join(["vipfast", config.allocator, config.estimator, config.task, config.model, budget, str(self.run_dir)])
+        title = ["vipfast", config.allocator, config.estimator, config.task, config.model, budget, str(self.run_dir)]
         if live and not console.is_dumb_terminal and console.encoding.startswith("utf"):
             self._view: LiveView | PlainView = LiveView(console, self._history, title)
         else:
-            self._view = PlainView(console.file, self._history, title)
+            self._view = PlainView(console.file, self._history, "  ".join(title))
         self._file: int | None = None
 
     @property
