@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vipfast.learn import pack as module
@@ -68,6 +68,7 @@ def test_a_blank_pass_holds_no_row():
     assert empty.token_offsets.tolist() == [0]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(1, 300))
 def test_every_row_once_within_the_budget(lengths, budget):
     lengths = np.array(lengths, int)
@@ -77,6 +78,7 @@ def test_every_row_once_within_the_budget(lengths, budget):
         assert len(cut) == 1 or len(cut) * lengths[cut].max() <= budget
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(1, 300))
 def test_packed_rows_hold_every_row_once_within_the_budget(lengths, budget):
     lengths = np.array(lengths, int)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vipfast.predict.history import History
@@ -17,6 +17,7 @@ def tally_of(*groups):
     return tally
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.sampled_from([0.0, 1.0, np.nan]), max_size=12), min_size=1, max_size=8))
 def test_rewards_of_0_and_1_are_their_own_counts(groups):
     tally = tally_of(*groups)
@@ -34,6 +35,7 @@ def test_partial_credit_counts_by_its_variance():
     assert mean_counts(tally_of([0.5, 0.5], [0.9, 1.0]))[0] == pytest.approx([1.0, 1.9])
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.floats(-3, 3), min_size=1, max_size=10), min_size=1, max_size=6))
 def test_any_rewards_keep_their_variance_in_units_of_the_range(groups):
     tally = tally_of(*groups)
