@@ -11,36 +11,14 @@ from fractions import Fraction
 from functools import lru_cache
 
 from vipfast.rewards.extract import boxed, find
-from vipfast.rewards.prose import last_value, trimmed, turned
+from vipfast.rewards.prose import computed, last_value
+from vipfast.rewards.statement import trimmed, turned
 from vipfast.rewards.tidy import LONGEST, tidy
+from vipfast.rewards.units import unit
 
 _LONGEST_SPELLING = 200
 MOST_BOXES = 16
 
-_UNITS = {
-    name: names.split()[0]
-    for names in (
-        "mm millimeter millimetre;cm centimeter centimetre;km kilometer kilometre;m meter metre;in inch inche;ft foot feet;"
-        "yd yard;mi mile;mg milligram;kg kilogram;g gram;lb pound;oz ounce;ml milliliter;l liter litre;sec second s;min minute;"
-        "h hour hr;day;week;month;year;cent;dollar buck usd;euro eur;yen jpy;rupee;mi/h mph;km/h kph kmh;degree;unit"
-    ).split(";")
-    for name in names.split()
-}
-_NO_UNIT = re.compile(
-    r"\b(?:and|or|not|to|by|is|are|mod|if|for|when|where|with|than|more|less|fewer|squared|cubed|hundreds?|thousands?|millions?|"
-    r"billions?|trillions?|dozens?|half|halves|thirds?|quarters?)\b"
-)
-_LONGEST_UNIT = 100
-_POWER = r"\s*(?:\^\s*\{?([23])\}?)?\.?$"
-_IN_TEXT_UNIT = re.compile(r"(?<=[^-+*/^_=(,{<>\s])\s*\\(?:text|mathrm|mbox|textrm)\{\s*([^{}\\$]*?)\.?\s*\}" + _POWER)
-_UNIT = re.compile(
-    r"(?<=[\d}.])(?:\s+([A-Za-z]{4,20}(?:\s[A-Za-z]{2,20}){0,3}|[A-Za-z]{3}(?:\s[A-Za-z]{2,20}){1,3})|\s+([mgslh])|"
-    r"\s*([A-Za-z]{2,12}|[A-Za-z]{1,12}\s?/\s?[A-Za-z]{1,12}))" + _POWER
-)
-_WORD = r"\\(?:text|mathrm)\{\s?([A-Za-z]{1,12})\s?\}"
-_OF_TEXTS = re.compile(rf"{_WORD}\s?/\s?{_WORD}$|\\frac\{{{_WORD}\}}\{{{_WORD}\}}$")
-_PRODUCT = re.compile(rf"(?<=[\d}}.])(?:\s?{_WORD}(?:\s?\^\s?\{{?-?\d\}}?)?){{2,4}}$")
-_SPACE_POWER = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 _QUALIFIER = re.compile(r"(?i)\b(?:not|at least|at most|or more|or less|or fewer|maybe|unless)\b")
 
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3}){1,300}(?:\.\d{1,999})?|\d{1,999}(?:\.\d{0,999})?|\.\d{1,999})"
@@ -69,17 +47,15 @@ def final_answers(completion: str) -> tuple[str, ...]:
         return tuple(tidy(value) for value in values if value)
     if len(found.texts) > MOST_BOXES:
         return ()
-    texts = [trimmed(text, _is_value) if found.place == "line" else text for text in found.texts]
+    texts = [trimmed(text) if found.place == "line" else text for text in found.texts]
     return tuple(filter(None, {spelled(answer): answer for answer in map(_without_prose, texts)}.values()))
-
-
-def _is_value(text: str) -> bool:
-    return value(unit(tidy(text))[0]) is not None
 
 
 def _without_prose(text: str) -> str:
     answer = tidy(text)
-    if len(answer) > LONGEST or not is_prose(answer) or turned(answer) or qualified(answer) or value(unit(answer)[0]):
+    if len(answer) > LONGEST or not is_prose(answer) or turned(answer) or computed(answer) or qualified(answer):
+        return answer
+    if value(unit(answer)[0]) is not None:
         return answer
     number = last_value(text)
     return tidy(number) if number else answer
@@ -90,42 +66,6 @@ def gold_answer(answer: str) -> str:
     if boxes := boxed(answer):
         return tidy(boxes[-1])
     return tidy(answer.rsplit("####", 1)[-1])
-
-
-def unit(text: str) -> tuple[str, str | None]:
-    """A tidied answer without the unit behind its number, and that unit (None: none, or none that is known).
-
-    A unit is what stands in text behind a number, a known one, or words that turn no number; behind other formulas it has to be
-    a known one.
-    """
-    start = max(len(text) - _LONGEST_UNIT, 0)
-    if text.endswith("}"):
-        text = _OF_TEXTS.sub(lambda found: rf"\text{{{found[1] or found[3]}/{found[2] or found[4]}}}", text)
-        if found := _PRODUCT.search(text, start):
-            return text[: found.start()].strip(), None
-    if found := _IN_TEXT_UNIT.search(text, start):
-        word, power = found[1], found[2]
-        loose = text[: found.start()].rstrip()[-1:] in "0123456789}."
-    elif found := _UNIT.search(text, start):
-        word, power = next(name for name in found.groups()[:3] if name is not None), found[4]
-        loose = found[3] is None
-    else:
-        return text, None
-    known = _known_unit(word.lower(), power or "")
-    if known is None and (not loose or _NO_UNIT.search(word.lower())):
-        return text, None
-    return text[: found.start()].strip(), known
-
-
-def _known_unit(word: str, power: str) -> str | None:
-    """One name for a unit: "cm2" for "square centimeters" and for "cm^2", "km/h" for "kilometers per hour"."""
-    if (powered := re.fullmatch(r"(.*?)\s?\^\s?\{?([23])\}?", word)) and not power:
-        word, power = powered.groups()
-    first, _, rest = word.partition(" ")
-    if first.rstrip(".") in _SPACE_POWER and rest and not power:
-        word, power = rest, _SPACE_POWER[first.rstrip(".")]
-    names = [_UNITS.get(part) or _UNITS.get(part.removesuffix("s")) for part in re.split(r"\s?/\s?|\sper\s", word)]
-    return "/".join(names) + power if all(names) else None
 
 
 @dataclass(frozen=True)

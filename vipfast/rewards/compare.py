@@ -10,19 +10,25 @@ import re
 from vipfast.rewards import answers as read
 from vipfast.rewards.base import Verdict
 from vipfast.rewards.tidy import LONGEST
+from vipfast.rewards.units import unit
 
 _LETTER = r"(?:\\(?:text|mathrm|mbox|textrm)\s?\{)?\s?"
 _CHOICE = re.compile(
-    rf"{_LETTER}(?:(?:option|choice|answer)\s?)?"
+    rf"{_LETTER}(?:(?:option|choice|answer)\s?:?\s?)?"
     rf"(?:\(\s?([A-J])\s?\)|([A-J])\s?(?:\)|[.:](?=\s|\}}|$)|(?=\}}?$)))[\s}}]*(.*)",
     re.IGNORECASE,
 )
-_ANOTHER = re.compile(r"\(\s?[A-J]\s?\)")
+_ANOTHER = re.compile(r"(?<![A-Za-z])[A-J]\s?\)")
 _NAME = r"\\?[A-Za-z]{1,10}(?:_(?:\w|\{\w{1,9}\}))?'{0,3}"
 _NAMED = re.compile(rf"({_NAME})\s?=\s?([^=<>]+)")
 _NAMED_TOGETHER = re.compile(rf"\(\s?((?:{_NAME}\s?,?\s?){{2,6}})\)\s?=\s?\(([^=<>]+)\)")
+_ENVELOPE = re.compile(r"\\(?:begin|end)\{(?:cases|array|matrix)\}(?:\{[lcr|]*\})?")
+_BRACKETED = re.compile(r"\(([^()]*=[^()]*)\)|\\\{([^{}]*=[^{}]*)\\\}")
 _CLOCK = re.compile(r"\d{1,2}:\d\d(?::\d\d)?")
-_SEPARATOR = re.compile(r"(?:,|;)?\s?\\(?:text|mathrm|mbox|textrm)\{\s*(?:and|or|,)\s*\}\s?|\s(?:and|or)\s|[,;]\s?")
+_SEPARATOR = re.compile(
+    r"(?:,|;)?\s?\\(?:text|mathrm|mbox|textrm)\{\s*(?:and|or|,)\s*\}\s?|\s(?:and|or)\s|[,;]\s?|\s?\\\\\s?|"
+    rf"\s?\\(?:land|wedge)(?![a-z])\s?|\s(?={_NAME}\s?=)"
+)
 _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 _EQUALS = re.compile(r"(?<![<>!:\\])=(?!=)")
 _IMPLIES = re.compile(r"\\(?:implies|Rightarrow|Longrightarrow|therefore)(?![a-z])|⇒|⟹|∴")
@@ -30,7 +36,15 @@ _COMMAND = re.compile(
     r"\\(?:frac|sqrt|cdot|times|div|pi|log|ln|lg|sin|cos|tan|cot|sec|csc|pm|binom|left|right|circ|infty)(?![a-z])"
 )
 _WORDY = re.compile(r"\\(?:text|mathrm|mbox|textrm)\{[^{}]*\}")
-_SIMPLE_NAME = re.compile(r"[A-Za-z\\|][^-+*/^=]*")
+_TERM = (
+    r"(?:\\d?frac\{[A-Za-z]{1,3}\}\{[A-Za-z]{1,3}\}|\\sqrt\{[A-Za-z]\}|[A-Za-z]\s?:\s?[A-Za-z]|E?\[[A-Z]{1,6}\]|"
+    r"\\(?:text|mathrm|operatorname|overline|overrightarrow|widehat|vec|hat)\s?\{[^{}]*\}(?:\([^()]*\))?|"
+    r"m?\s?\\(?:angle|triangle|measuredangle)\s?[A-Za-z]{1,4}|\|[A-Za-z\\{}() ]{1,20}\||[a-zA-Z]\s?\([A-Za-z0-9,\\ ]{1,20}\)|"
+    r"(?:\\?[A-Za-z]+(?:_(?:\w|\{\w{1,9}\}))?'{0,3}\s?){1,4})"
+)
+_QUANTITY = re.compile(rf"{_TERM}(?:\s?[-+]\s?{_TERM}){{0,5}}")
+"""A name, a function's value, a length or angle, or sums of them: no numbers, powers or brackets of their own."""
+_RELATES = re.compile(r"[<>]|\\(?:leq?|geq?|neq?)(?![a-z]).*\b(?:and|or)\b")
 _CONNECTS = re.compile(r"[\s,;]*(?:and|or)?[\s,;]*")
 
 
@@ -38,7 +52,8 @@ def one_form(gold: str, answer: str) -> tuple[str, str]:
     """Gold and answer in the form in which they can be compared."""
     if max(len(gold), len(answer)) > LONGEST:
         return gold, answer
-    gold_choice, choice = _choice(gold), _choice(answer)
+    gold_choice = _choice(gold)
+    choice = _choice(answer, signed=gold_choice is not None)
     if gold_choice and choice:
         contradicts = gold_choice[1] and choice[1] and by_value(gold_choice[1], choice[1]) is False
         return (gold, answer) if contradicts else (gold_choice[0], choice[0])
@@ -50,10 +65,14 @@ def one_form(gold: str, answer: str) -> tuple[str, str]:
     return _unnamed(gold, answer)
 
 
-def _choice(text: str) -> tuple[str, str] | None:
-    """Letter and text of a choice such as "(C) 12"; None for what is none."""
+def _choice(text: str, signed: bool = False) -> tuple[str, str] | None:
+    """Letter and text of a choice such as "(C) 12"; None for what is none.
+
+    Args:
+        signed: whether the text may begin with a sign or bar: "(C) -2" is one where the gold is a choice, else a difference.
+    """
     found = _CHOICE.fullmatch(text)
-    if found is None or found[3][:1] in tuple("+-*/^=<>,_|") or _ANOTHER.search(found[3]):
+    if found is None or found[3][:1] in tuple("*/^=<>,_" if signed else "+-*/^=<>,_|") or _ANOTHER.search(found[3]):
         return None
     return (found[1] or found[2]).upper(), found[3]
 
@@ -70,21 +89,30 @@ def _unnamed(gold: str, answer: str) -> tuple[str, str]:
     if not (ours or theirs):
         sides, gold_sides = _EQUALS.split(answer), _EQUALS.split(gold)
         if len(gold_sides) == 1:
-            while len(sides) > 1 and _letters(sides[0]) - _letters(gold):
-                sides = sides[1:]
-            while len(sides) > 1 and _letters(sides[-1]) - _letters(gold):  # 12 = xy
-                sides = sides[:-1]
-            answer = "=".join(sides).strip()
+            answer = _value_of(sides, _letters(gold))
         elif len(sides) == 1:
-            if _SIMPLE_NAME.fullmatch(gold_sides[0].strip()):
-                gold = "=".join(gold_sides[1:]).strip()
+            gold = _value_of(gold_sides, _letters(answer))
         elif sides[0].replace(" ", "") == gold_sides[0].replace(" ", ""):
             gold, answer = ("=".join(part[1:]).strip() for part in (gold_sides, sides))
     return gold, answer
 
 
+def _value_of(sides: list[str], letters: set[str]) -> str:
+    """The sides of an equation without the quantity that one end names, as ``a+b`` or ``f(x)`` do, and what stands for it in
+    other letters than these; all of it where no end is a name, such as ``x^2+y^2=25``."""
+    for names in (sides[0], sides[-1]):
+        if len(sides) > 1 and _QUANTITY.fullmatch(names.strip()) and _letters(names) - letters:
+            return "=".join(side for side in sides if not _letters(unit(side)[0]) - letters).strip() or "=".join(sides).strip()
+    return "=".join(sides).strip()
+
+
 def _values(text: str) -> tuple[tuple[str, ...], str] | None:
     """Names and values of ``y=-2, x=3``, by name, as a pair: ("x", "y"), "(3,-2)"; of ``x=1, x=2`` the list "1, 2"."""
+    if "=" not in text:
+        return None
+    text = _ENVELOPE.sub("", text).replace("&", "").strip()
+    if (inner := _BRACKETED.fullmatch(text)) is not None:
+        text = inner[1] or inner[2]
     if (found := _NAMED_TOGETHER.fullmatch(text)) and len(names := _parts(found[1])) == len(values := _parts(found[2])):
         text = ",".join(f"{name}={value}" for name, value in zip(names, values))
     parts = _parts(text)
@@ -122,8 +150,8 @@ def by_value(gold: str, answer: str) -> bool | None:
     gold_value, value = read.value(gold), read.value(answer)
     if gold_value is not None and value is not None:
         return gold_value.same(value)
-    (gold_number, gold_unit), (number, unit) = read.unit(gold), read.unit(answer)
-    if gold_unit is not None and unit is not None and gold_unit != unit:
+    (gold_number, gold_unit), (number, found_unit) = unit(gold), unit(answer)
+    if gold_unit is not None and found_unit is not None and gold_unit != found_unit:
         return False
     gold_value, value = read.value(gold_number), read.value(number)
     if gold_value is not None and value is not None:
@@ -156,6 +184,8 @@ def told_apart(gold: str, answer: str) -> Verdict | None:
         same = by_value(gold, answer)
     if same is not None:
         return right if same else wrong
+    if _RELATES.search(gold) and _joined_by(gold) != _joined_by(answer):
+        return wrong
     gold_words = read.words(gold)
     if gold_words is not None and gold_words[0] == read.lowered(answer):
         return right
@@ -165,9 +195,14 @@ def told_apart(gold: str, answer: str) -> Verdict | None:
     return wrong if _leaves_words(answer) and not _WORDY.search(gold) else None
 
 
+def _joined_by(text: str) -> set[str]:
+    """Which of "and" and "or" join the parts of a relation."""
+    return set(re.findall(r"\b(?:and|or)\b", text))
+
+
 def _leaves_words(answer: str) -> bool:
     r"""Whether an answer says in words what a parser of formulas leaves out: ``5 \text{ or six}``."""
-    rest = read.unit(answer)[0]
+    rest = unit(answer)[0]
     return not all(_CONNECTS.fullmatch(read.lowered(words)) for words in _WORDY.findall(rest))
 
 
@@ -175,7 +210,7 @@ def plainly_usable(gold: str) -> bool | None:
     """What can be said of a tidied gold without parsing it; None: only the parser knows."""
     if not gold or len(gold) > LONGEST:
         return False
-    stripped = read.unit(gold)[0]
+    stripped = unit(gold)[0]
     if read.value(stripped) is not None or read.in_base(gold) is not None or _CLOCK.fullmatch(stripped):
         return True
     if (found := read.words(gold)) is not None and found[1]:
@@ -189,4 +224,4 @@ def spelling(text: str | None) -> str | None:
         return None
     if len(text) <= LONGEST and (found := read.words(text)) is not None:
         return read.bounded(found[0])
-    return read.spelled(read.unit(text)[0])
+    return read.spelled(unit(text)[0])

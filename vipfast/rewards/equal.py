@@ -32,6 +32,10 @@ MOST_ENTRIES = 16
 _LATEX = [LatexExtractionConfig(boxed_match_priority=0)]
 _DETERMINANT = re.compile(r"\\det|\{vmatrix\}|\|\s?\\begin")
 _ENVIRONMENT = re.compile(r"\\det|\\(?:begin|end)\{\w+\}")
+_NESTED = re.compile(r"\\(?:frac|sqrt)|\^")
+_HARD_LIMIT = re.compile(r"\\lim(?![a-z]).*(?:\\binom|\\Gamma|!|\^\s?\{?\s?\d\d)")
+_REFUSALS = (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError)
+"""What sympy raises on expressions that it cannot compare."""
 _UNFINISHED = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
 _POINTS = (1.307, 17.683)
 _ROUGHLY = 0.05
@@ -51,7 +55,10 @@ def judge() -> Callable:
     def call(gold: str, answer: str | None) -> tuple[bool, bool, str]:
         if answer is None or not usable(gold):
             return usable(gold), False, bounded(answer or "")
-        return True, *judged(gold, answer)
+        try:
+            return True, *judged(gold, answer)
+        except _REFUSALS:
+            return True, False, bounded(answer)
 
     return call
 
@@ -68,7 +75,7 @@ def parsed(text: str) -> sympy.Basic | sympy.MatrixBase | None:
     """The expression of a tidied answer, unevaluated; None if it is none, or if the parser leaves digits out."""
     if _SIDE_BY_SIDE.search(text) or _depth(text) > DEEPEST or text.count(",") + text.count("|") > MOST_PARTS:
         return None
-    if _large_determinant(text):
+    if _large_determinant(text) or _HARD_LIMIT.search(text):
         return None
     found = parse(r"\boxed{" + text + "}", _LATEX, parsing_timeout=None)
     if len(found) < 2 or isinstance(found[0], str):
@@ -79,7 +86,8 @@ def parsed(text: str) -> sympy.Basic | sympy.MatrixBase | None:
 
 
 def _large_determinant(text: str) -> bool:
-    if not _DETERMINANT.search(text) or text.count("&") + text.count(r"\\") < MOST_ENTRIES:
+    most = 4 if _NESTED.search(text) else MOST_ENTRIES
+    if not _DETERMINANT.search(text) or text.count("&") + text.count(r"\\") < most:
         return False
     return re.search("[A-Za-z]", _ENVIRONMENT.sub("", text)) is not None
 
@@ -223,10 +231,10 @@ def num_digits(expression) -> float:
     if isinstance(expression, sympy.Pow):
         number = isinstance(expression.base, sympy.MatrixBase) or expression.base.is_number
         return sizes[0] * _size(sizes[1]) if expression.exp.is_number and number else sum(sizes)
-    if isinstance(expression, sympy.exp) and expression.is_number and expression.exp.has(sympy.exp):
+    if isinstance(expression, sympy.exp) and expression.is_number:
         return _size(sizes[0])
     if isinstance(expression, sympy.factorial | sympy.factorial2 | sympy.subfactorial | sympy.binomial | sympy.gamma):
-        return _size(sizes[0]) * max(sizes[0], 1.0)
+        return _size(max(sizes)) * max(*sizes, 1.0)
     if isinstance(expression, sympy.Sum | sympy.Product):
         return sum(sizes) if max(sizes) < 5 else math.inf
     return sum(sizes)

@@ -2,10 +2,11 @@
 
 import re
 
-from vipfast.rewards.answers import final_answers, gold_answer, qualified, spelled, unit
+from vipfast.rewards.answers import final_answers, gold_answer, qualified, spelled
 from vipfast.rewards.base import Verdict
 from vipfast.rewards.compare import by_value, one_form
 from vipfast.rewards.tidy import LONGEST
+from vipfast.rewards.units import contradict, unit
 from vipfast.types import ZERO_ONE
 
 
@@ -22,7 +23,8 @@ def _verdict(gold: str, completion: str) -> Verdict:
     if not gold:
         return Verdict(None, _spelling(", ".join(found)))
     together = ", ".join(found)
-    if found and (all(same(gold, answer) for answer in found) or len(found) > 1 and same(gold, together)):
+    each = not contradict(found) and all(same(gold, answer) for answer in found)
+    if found and (each or len(found) > 1 and same(gold, together)):
         return Verdict(1.0, _spelling(gold))
     return Verdict(0.0, _spelling(together))
 

@@ -24,12 +24,13 @@ _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _ADVERB = (
     "therefore|thus|then|hence|so|simply|just|exactly|precisely|indeed|clearly|obviously|finally|now|also|again|still|actually|"
     "really|only|in fact|of course|consequently|accordingly|approximately|about|roughly|equal to|given by|found to be|"
-    "as follows"
+    "as follows|in the end|as expected|nothing but|always|[a-z]{2,14}ly"
 )
 _PHRASE = re.compile(
     rf"####|\b(?:answers?|(?:correct|right|best) (?:option|choice))\b[*_]{{0,3}}"
     rf"(?:\s?\([^()\n]{{0,40}}\)|\s(?:to|for|of)\b[^.:=\n]{{1,80}}?)?(?:,\s?(?:{_ADVERB}|though|however),)?"
-    rf"(?:\s{{0,9}}[*_]{{0,3}}(?::|=(?!=))|\s{{1,9}}(?:(?P<negated>(?:is|was)(?:n['’]t| not))|is|are|was|equals|becomes|"
+    rf"(?:\s{{0,9}}[*_]{{0,3}}(?::|=(?!=))|\s{{1,9}}(?:(?P<negated>(?:is|was)(?:n['’]t| not)|can(?:not|['’]t) be)|"
+    rf"is|are|was|equals|becomes|"
     rf"(?:should|must|would|will|can only|has to) be|"
     rf"(?:comes|turns) out to be)\b)"
     rf"(?:[\s,*_]{{0,9}}(?:{_ADVERB})\b){{0,3}}[*_]{{0,3}}(?:\s{{0,9}}[:=])?"
@@ -39,9 +40,17 @@ _PHRASE = re.compile(
 _SAYS_NOTHING = re.compile(
     r"\W{0,9}(?:in)?(?:correct|right|wrong|helpful|useful|clear|reasonable|consistent|complete|valid|verified)\b", re.IGNORECASE
 )
+_UNSURE = re.compile(
+    r"\b(?:if|whether|(?:don['’]t|do not) (?:think|believe)|doubt|unlikely)\b[^.!?;:\n]{0,40}\Z", re.IGNORECASE
+)
+_FENCE = re.compile(r"^```\w*$", re.MULTILINE)
 _INSTEAD = re.compile(r"\b(?:it is|it['’]s|but)\b", re.IGNORECASE)
 _DISPLAY = re.compile(r"\s{0,99}(\\\[|\$\$)")
 _BEGIN_END = re.compile(r"\\(?:begin|end)\{(?:equation|align|aligned|gather|gathered|displaymath|math)\*?\}")
+
+_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|textrm)\s?\{([^{}]*)\}")
+_MARKS = re.compile(r"\$|\\[][()]")
+_NEXT_SENTENCE = re.compile(r"(?<=[\w$)])(?<!\b[A-Z])(?<!\b[A-Z][a-z])(?<!\b[A-Z][a-z]{2})\.\s+(?=[A-Z])")
 
 Place = Literal["tags", "box", "line", "nowhere"]
 
@@ -74,6 +83,11 @@ def find(completion: str) -> Found:
     if _BOX.search(inside):
         return Found("box", tuple(dict.fromkeys(boxed(inside))))
     return _on_line(inside) or Found("nowhere" if tagged is None else "tags", (inside,))
+
+
+def plain(statement: str) -> str:
+    r"""A statement in words or lines as it reads: without dollars, ``\text{}`` and the sentence behind it."""
+    return _MARKS.sub("", _TEXT.sub(r"\1", _NEXT_SENTENCE.split(statement, maxsplit=1)[0])).strip()
 
 
 def boxed(text: str) -> list[str]:
@@ -121,10 +135,12 @@ def _on_line(text: str) -> Found | None:
         if not line or _opens_display(behind):
             block = f"{behind}\n{after}".strip()
             line = _first_block(block)
-        if phrase["negated"]:  # "the answer isn't 5, it is 6"
+        if not line or _SAYS_NOTHING.match(line):
+            continue
+        if phrase["negated"] or _UNSURE.search(text, max(0, phrase.start() - 60), phrase.start()):
+            # "the answer isn't 5, it is 6"
             line = _INSTEAD.split(line, maxsplit=1)[-1].strip() if _INSTEAD.search(line) else f"not {line}"
-        if line and not _SAYS_NOTHING.match(line):
-            return Found("line", (line,), block)
+        return Found("line", (line,), block)
     return None
 
 
@@ -135,7 +151,7 @@ def _opens_display(line: str) -> bool:
 
 def _first_block(text: str) -> str:
     """The formula a text begins with where it is set apart, over several lines or not; else its first line."""
-    text = _BEGIN_END.sub("", text).strip()
+    text = _FENCE.sub("", _BEGIN_END.sub("", text)).strip()
     opening = _DISPLAY.match(text)
     if opening is None:
         return _bare(text.partition("\n")[0])
@@ -146,4 +162,4 @@ def _first_block(text: str) -> str:
 
 def _bare(line: str) -> str:
     """A line without the marks of Markdown around it."""
-    return line.strip().lstrip(",").strip("*_ ").strip()
+    return line.strip().lstrip(",").strip('*_ "“”').strip()

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from vipfast.errors import DataError, RewardError, UsageError
-from vipfast.rewards.answers import final_answers, gold_answer, unit
+from vipfast.rewards.answers import final_answers, gold_answer
 from vipfast.rewards.base import Verdict
 from vipfast.rewards.compare import one_form, plainly_usable, spelling, told_apart
 from vipfast.rewards.pool import Outcome, Pool
+from vipfast.rewards.units import contradict, unit
 from vipfast.types import ZERO_ONE, Prompt
 
 MEMORY_BYTES = 2 << 30
@@ -60,8 +61,8 @@ class Maths:
     def __call__(self, completions: list[str], answers: list, metadata: list[dict]) -> list[Verdict]:
         rows = [(_gold(answer), final_answers(text)) for answer, text in zip(answers, completions)]
         told = self._verdicts((gold, answer) for gold, found in rows for answer in found or (None,))
-        hedged = {(gold, found) for gold, found in rows if not all(told[gold, answer].reward for answer in found)}
-        together = {(gold, found): (gold, ", ".join(found)) for gold, found in hedged if len(found) > 1}
+        wrong = {row for row in rows if contradict(row[1]) or not all(told[row[0], answer].reward for answer in row[1])}
+        together = {(gold, found): (gold, ", ".join(found)) for gold, found in wrong if len(found) > 1}
         told |= self._verdicts(together.values())
         return [told[together.get((gold, found), (gold, found[0] if found else None))] for gold, found in rows]
 

@@ -1,71 +1,34 @@
-"""Values as they stand among words: what a statement says beside its value, and the last value of a text that states none.
-
-Everything here is linear in the text, which is sampled; ``last_value`` looks at the end of it alone.
-"""
+"""The last value of a text that states no answer. It looks at the end of the text alone, which is sampled."""
 
 import re
-from collections import deque
-from collections.abc import Callable
+
+from vipfast.rewards.statement import MATHS, turned
 
 LONGEST_TAIL = 4000
 """Characters at the end of a text among which its last formula or number is looked for."""
 
-_MATHS = re.compile(
-    r"\$\$?([^$]{1,500})\$\$?|(?<!\\)\\\(((?:(?!\\\)|(?<!\\)\\\().){1,500})\\\)|"
-    r"(?<!\\)\\\[((?:(?!\\\]|(?<!\\)\\\[).){1,500})\\\]",
-    re.DOTALL,
+_HEDGE = re.compile(
+    r"(?:\bor|(?<=[\d%)])\s(?:to|and|through|:)|\bbetween\s\S{1,20}\sand|"
+    r"\b(?:get|is|are|be|have|find|obtain|equals)\s[-−]?[\d.]{1,20},)\s+[\s$*]*$"
 )
-_HEDGE = re.compile(r"\bor\s+[\s$*]*$")
-
-# What is said of a value behind it: "42, since 6 · 7 = 42", "72 (seventy-two)", "72, altogether".
-_CLAUSE = re.compile(
-    r"\s?,\s?(?:not|rather than|instead of)\b|(?<=[a-z])\sin(?=\s\d)|"
-    r"(?:\s?,\s?|\s|\s?\(\s?)(?:because|since|as|which|where|so|when|hence|thus|therefore|for|that|from|after|given|see|i\.e|"
-    r"in (?:total|all|the|this|our|both|each))\b"
-)
-_ASIDE = re.compile(r"\s?,\s(?=[a-z]{2}|I\s)|\s?[(\[](?=[A-Za-z])|\s[-–—]{1,3}\s(?=[A-Za-z])")
-_TURNS = re.compile(
-    r"\b(?:or|and|not|nor|but|except|unless|either|neither|maybe|perhaps|possibly|mod|base|to|more|less|fewer|plus|minus|times|squared|cubed|"
-    r"hundreds?|thousands?|millions?|billions?|trillions?|dozens?)\b",
+_QUALIFIED = re.compile(
+    r"(?:\b(?:not|at least|at most|(?:less|more|greater|fewer|smaller|larger) than(?: or equal to)?|isn['’]t|never)|≠|\\neq?)"
+    r"\s+[\s$*]*$",
     re.IGNORECASE,
 )
-_BARE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
-_IN_TEXT = re.compile(r"\\(?:text|mathrm|mbox|textrm|operatorname|begin|end)\s?\{[^{}]*\}")
-_SENTENCE_END = re.compile(r"[.;]\s|[.;]$")
-
-
-def turned(text: str) -> bool:
-    """Whether words such as "or", "to" and "million" stand in a text, which make another value of a number beside them."""
-    return _TURNS.search(text) is not None
-
-
-def trimmed(statement: str, is_value: Callable[[str], bool]) -> str:
-    """A statement on an answer line without what is only said about its value: further sentences, reasons, asides.
-
-    Args:
-        statement: as ``find`` gave it.
-        is_value: whether a text is a number, with a unit or without. Words that may be the answer themselves stay whole.
-    """
-    first = _SENTENCE_END.split(statement, maxsplit=1)[0].strip()
-    places = [(clause.start(), False) for clause in _CLAUSE.finditer(first)]
-    places += [(aside.start(), True) for aside in _ASIDE.finditer(first)]
-    for start, may_turn in sorted(places):
-        value = first[:start].strip(" ,*_")
-        if not (_MATHS.fullmatch(value) or is_value(value) or not _BARE_WORD.search(_IN_TEXT.sub("", value))):
-            return first
-        if value.count("{") != value.count("}") or value.count("$") % 2:  # inside a formula
-            continue
-        if value and not (may_turn and turned(first[start : start + 30])):
-            return value
-    return first
-
+_MINUS = re.compile(r"\b(?:minus|negative)\s+$", re.IGNORECASE)
+_COMPUTED = re.compile(
+    r"\b(?:roots?|squares?|cubes?|powers?|sum|product|difference|quotient|ratio|reciprocal|inverse|negation|half|twice|double|"
+    r"triple|sqrt|cbrt|log|ln|lg|exp|sin|cos|tan|abs|max|min|floor|ceil|gcd|lcm)(?:\s?(?:of\s|\()|\s?\(?$)",
+    re.IGNORECASE,
+)
 
 # Formulas as they stand in prose: runs of anything but white space and words, joined where a sign of arithmetic says so.
 _RUN = re.compile(
     r"(?:\\(?:text|mathrm|mbox|textrm)\s?\{[^{}\n]{0,80}\}|[^\sA-Za-z\\]|\\[A-Za-z]+|\\|(?<![A-Za-z\\])[A-Za-z](?![A-Za-z]))+"
 )
 _GOES_ON = re.compile(
-    r"(?:[-+*/^_=<>×·÷≤≥−{(]|\\(?:times|cdot|div|pm|leq?|geq?)|"
+    r"(?:[-+*/^_=<>×·÷≤≥≠−{(]|\\(?:times|cdot|div|pm|leq?|geq?)|"
     r"\\(?:frac|sqrt|log|ln|lg|sin|cos|tan|cot|sec|csc|binom|max|min|gcd)(?:[_^](?:\w|\{\w{1,9}\}))?)\Z"
 )
 _CONTINUES = re.compile(r"[+*/^_=<>×·÷≤≥%})]|[-−](?=\s)|\\(?:times|cdot|div|pm|leq?|geq?|%|text|mathrm|mbox)")
@@ -77,7 +40,8 @@ _GROUPED = re.compile(r"\d{1,3}"), re.compile(r"\d{3}\b|\d+/\d+")
 _LAST_SIDE = re.compile(r"(?<![<>!:])=(?!=)|≈|\\approx|→|⇒|->")
 _AROUND = "*_`'\"“”‘’#:;,!?~$ "
 _BULLET = re.compile(r"[-–—−+*•]\s+")
-_SCALE = re.compile(r"\s(?:hundred|thousand|million|billion|trillion|dozen)\b")
+_EXPONENT = re.compile(r"\$?\^\{?[23]\}?\$?\W*|[a-zA-Z]{1,3}(?:/[a-zA-Z]{1,3})?\^\{?-?\d\}?\W*")
+_NEXT_WORD = re.compile(r"\s(\w+)")
 _LONE = re.compile(r"[(\[{]\s*(-?[\d.,/]+%?)\s*[)\]}]")
 _GLUED = re.compile(r"(-?[\d.,/]+)(?:\s?°\s?[CFK]?|[mgslhLNJWVKCF])")
 
@@ -89,11 +53,22 @@ def last_value(text: str) -> str | None:
     that 4 is not the answer of ``\frac{3}{4}``, nor 3 that of "−3".
     """
     text = text[-LONGEST_TAIL:]
-    formula = next(iter(deque(_MATHS.finditer(text), maxlen=1)), None) if "$" in text or "\\" in text else None
+    formulas = [m for m in MATHS.finditer(text) if not _EXPONENT.fullmatch(m[0])] if "$" in text or "\\" in text else []
+    formula = formulas[-1] if formulas else None
     begin, value = _last_stretch(text, formula.end() if formula else 0)
     if value is None and formula is not None:
         begin, value = formula.start(), next(filter(None, formula.groups()))
-    return None if value is None or _HEDGE.search(text[:begin][-20:]) else value
+    before = text[max(0, begin - 60) : begin]
+    if value is None or _HEDGE.search(before) or _QUALIFIED.search(before):
+        return None
+    if function := _COMPUTED.search(before):  # sqrt(5), the square root of 5
+        return before[function.start() :] + value
+    return f"-{value}" if _MINUS.search(before) else value
+
+
+def computed(text: str) -> bool:
+    """Whether a text computes with a number instead of stating it: "the square root of 42"."""
+    return _COMPUTED.search(text) is not None
 
 
 def _last_stretch(text: str, start: int) -> tuple[int, str | None]:
@@ -101,7 +76,7 @@ def _last_stretch(text: str, start: int) -> tuple[int, str | None]:
     digit = max(map(text.rfind, "0123456789"))
     start = max(start, text.rfind(" ", 0, max(0, digit - _NEAR)) + 1)
     runs = [(run.start(), run.end()) for run in _RUN.finditer(text, start, digit + _NEAR)]
-    numbers = [i for i, run in enumerate(runs) if any(map(str.isdecimal, text[slice(*run)]))]
+    numbers = [i for i, run in enumerate(runs) if any(map(str.isdecimal, text[slice(*run)])) and not _is_exponent(text, run)]
     if not numbers:
         return 0, None
     last = numbers[-1]
@@ -111,15 +86,35 @@ def _last_stretch(text: str, start: int) -> tuple[int, str | None]:
     while first > 0 and _one_formula(text, runs[first - 1], runs[first]):
         first -= 1
     begin, end = runs[first][0], runs[last][1]
-    stretch = _BULLET.sub("", text[begin:end], count=1) if _BULLET.match(text, begin) else text[begin:end]
+    stretch = text[begin:end]
+    if bullet := _BULLET.match(stretch):
+        starts_line = not text[:begin].rpartition("\n")[2].strip()
+        is_minus = stretch[0] in "-−" and not starts_line
+        stretch = ("-" if is_minus else "") + stretch[bullet.end() :]
     if begin and text[begin - 1].isalpha():  # covid-19
         stretch = stretch.lstrip("-–")
     value = _balanced(_LAST_SIDE.split(stretch)[-1].strip(_AROUND).rstrip("." + _AROUND))
     value = value.rstrip("-–—/+=<>(").strip(_AROUND)
     if plain := _LONE.fullmatch(value) or _GLUED.fullmatch(value):
         value = plain[1]
-    scale = _SCALE.match(text, end)
-    return begin, value + (scale[0] if scale else "")
+    behind = _NEXT_WORD.match(text, end)
+    letter = behind and len(behind[1]) == 1 and behind[1] not in "mgslhaI"  # 5 x
+    turns = (
+        letter
+        or behind
+        and turned(behind[1])
+        and behind[1].lower() not in ("and", "or", "to", "but", "not", "more", "less", "fewer")
+    )
+    return begin, value + (behind[0] if turns else "")
+
+
+def _is_exponent(text: str, run: tuple[int, int]) -> bool:
+    """Whether a run is the power of a unit: that of "5 cm^2" or "5 m/s^2"."""
+    if not _EXPONENT.fullmatch(text, *run):
+        return False
+    if text[run[0]] in "$^":
+        return text[run[0] - 1 : run[0]].isalpha()
+    return re.search(r"\d\s$", text[: run[0]][-3:]) is not None
 
 
 def _bracket_opens(text: str, runs: list[tuple[int, int]], last: int) -> int:
@@ -127,7 +122,7 @@ def _bracket_opens(text: str, runs: list[tuple[int, int]], last: int) -> int:
     first = last
     while first >= 0 and last - first < _MOST_IN_BRACKETS:
         inside = text[runs[first][0] : runs[last][1]]
-        if inside.count(")") <= inside.count("("):
+        if sum(map(inside.count, ")]}")) <= sum(map(inside.count, "([{")):
             return first
         if first == 0 or not 0 < runs[first][0] - runs[first - 1][1] <= 2 or text[runs[first - 1][1]] == "\n":
             break

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vipfast.rewards.base import Verdict
-from vipfast.rewards.extract import find
+from vipfast.rewards.extract import find, plain
 from vipfast.types import ZERO_ONE, RewardRange
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -23,9 +23,10 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 def answer_of(text: str) -> str:
     """A completion's answer as it stands, outside its thoughts; "" if there is none, or boxes that differ."""
     found = find(text)
-    if len(found.texts) != 1:
+    answers = {normalise(answer): answer for answer in map(plain, found.texts)}
+    if len(answers) != 1:
         return ""
-    answer = found.texts[0].strip()
+    answer = next(iter(answers.values())).strip()
     return (answer.splitlines() or [""])[-1].strip() if found.place == "nowhere" else answer
 
 

@@ -23,10 +23,10 @@ _SIGNS = {
 }  # fmt: skip
 _SIGN = re.compile("|".join(_SIGNS))
 _DRESS = (
-    "underline|uline|emph|textbf|textit|texttt|textsf|textsc|textnormal|mathbf|mathit|mathsf|mathtt|mathnormal|boldsymbol|bm|"
-    "ensuremath|hbox"
+    "underline|emph|textbf|textit|texttt|textsf|textsc|textnormal|mathbf|mathit|mathsf|mathtt|mathnormal|boldsymbol|bm|"
+    "ensuremath|hbox|pmb|uline"
 )
-_BRACES = re.compile(rf"\\(?:{_DRESS}|(?:text)?color(?:box)?\s?\{{[^{{}}]*\}})\s?\{{|\\?[{{}}]")
+_BRACES = re.compile(rf"\\(?:{_DRESS}|(?:text|f)?color(?:box)?\s?\{{[^{{}}]*\}}(?:\{{[^{{}}]*\}}(?=\s?\{{))?)\s?\{{|\\?[{{}}]")
 
 
 def _over(match: re.Match) -> str:
@@ -40,9 +40,9 @@ _REWRITES = [
         (r"^[-–](?=[\d.\\])", "-"),  # a dash in front is a minus; between numbers it may be a range
         (r"√\s*(\w+|\([^()]*\))", r"\\sqrt{\1}"),
         (r"\\[$%]", lambda match: {"$": "", "%": "%"}[match[0][1]]),
-        (r"(?:US|AU|CA|HK|NZ|A|C)(?=\$)|\$|\\[()]|\\displaystyle|\\(?:left|right)(?![a-z])|\\!|\*\*|`", ""),
+        (r"^(?:US|AU|CA|HK|NZ|A|C)(?=\$\s?\d)|\$|\\[()]|\\displaystyle|\\(?:left|right)(?![a-z])|\\!|\*\*|`", ""),
         (r"^\\\[(.*)\\\]$", r"\1"),
-        (r"\\(?:begin|end)\{(?:equation|align|aligned|gather|gathered|displaymath|math)\*?\}|&(?==)|\\\\$", ""),
+        (r"\\(?:begin|end)\{(?:equation|align|aligned|gather|gathered|displaymath|math)\*?\}|&(?==)|(?:\\\\|\\)$", ""),
         (r"\\(?:color|textcolor|colorbox|hspace|vspace|phantom|label|tag)\*?\s?(?:\[[^][{}]*\])?\{[^{}]*\}", ""),
         (
             r"\\(?:bf|rm|it|sf|tt|bfseries|itshape|tiny|small|normalsize|[lL]arge|LARGE|[hH]uge|textstyle|scriptstyle|limits|"
@@ -52,6 +52,11 @@ _REWRITES = [
         (r"^\{([^{}]*)\}\.?$", r"\1"),
         (r"^\\text\{(?!\s?\(?[A-J]\s?[:.)])[^{}]{0,60}(?:\b(?:is|are|equals?)|[:=])\s*\}", ""),
         (r"\\[bB]igg?[lrm]?(?![A-Za-z])", ""),
+        (r"\\(?:mathbf|mathrm|mathit|boldsymbol)\s(?=\d)", ""),
+        (r"\\(?:left|right)\s?\.", ""),
+        (r"(?<=\d)\s?\^\s?\{?\s?(?:\\(?:text|mathrm)\s?\{)?\s?(?:st|nd|rd|th)\s?\}{0,2}$", ""),
+        (r"^\\text\{\s?([-+]?[\d.,/]+[^{}]*|[A-Za-z]\s?=[^{}]*)\}$", r"\1"),
+        (r"\s?(?:\\pmod\s?(?:\{[^{}]*\}|\d)|\\text\{\s?\(mod\s?\d+\)\s?\}|\(\s?\\?(?:bmod|mod)\s?\d+\s?\))$", ""),
         (r"^(?:minus|negative)\s(?=[\d.\\])", "-"),
         (r"^\\approx(?![a-z])", ""),
         (r"\\langle(?![a-z])", "("),
@@ -59,13 +64,15 @@ _REWRITES = [
         (r"^<(.*,.*)>$", r"(\1)"),
         (r"\\(?:pounds|textsterling)(?![a-z])", "£"),
         (r"\\(?:euro|texteuro)(?![a-z])", "€"),
-        (r"\\text\{\s?\\textdollar\s?\}|\\textdollar(?![a-z])", ""),
+        (r"\\text\{\s?\\textdollar\s?\}|\\(?:text|math)dollar(?![a-z])", ""),
+        (r"^\\text\{\s?(?:USD|EUR|GBP|Rs\.?|US|\$)\s?\}\s?(?=\d)|^Rs\.?\s?(?=\d)", ""),
+        (r"^\\text\{\s?([€£¥₹₩₽])\s?([\d.,]+)\s?\}$", r"\2\1"),
         (r"\s?(?:¢|\\cent(?![a-z]))$", " cent"),
-        (r"\\(?:text|mathrm)\{\s*([€£¥₹])\s*\}", r"\1"),
+        (r"\\(?:text|mathrm)\{\s*([€£¥₹₩₽])\s*\}", r"\1"),
         (r"^(?:USD?|AUD?|CAD?|HKD?|NZD?)(?=\s?\d)", ""),
-        (r"^(-?)\s?([€£¥₹])\s?(?=[-\d.\\])(.*)$", r"\1\3\2"),
+        (r"^(-?)\s?([€£¥₹₩₽])\s?(?=[-\d.\\])(.*)$", r"\1\3\2"),
         (r"\s?€$", " euro"),
-        (r"\s?£$", ""),
+        (r"\s?[£₩₽]$", ""),
         (r"\s?¥$", " yen"),
         (r"\s?₹$", " rupee"),
         (r"^\{([^{}]*)\\over(?![a-z])([^{}]*)\}$|^([^{}]*)\\over(?![a-z])([^{}]*)$", _over),

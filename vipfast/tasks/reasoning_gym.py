@@ -21,7 +21,7 @@ from vipfast.config import REASONING_GYM, Config
 from vipfast.errors import DataError
 from vipfast.rewards.answers import bounded
 from vipfast.rewards.base import Verdict
-from vipfast.rewards.extract import find
+from vipfast.rewards.extract import find, plain
 from vipfast.rewards.pool import TIMEOUT_S, Outcome, Pool
 from vipfast.tasks.base import Record
 from vipfast.types import RewardRange
@@ -126,7 +126,8 @@ def extracted(completion: str) -> str | None:
     found = find(completion)
     if len(found.texts) != 1:
         return None
-    return (found.block or found.texts[0]).strip()
+    answer = found.block or found.texts[0]
+    return plain(answer).removesuffix(".") if found.place in ("box", "line") else answer.strip()
 
 
 class Scorer:
