@@ -16,7 +16,9 @@ setup(
     # kernels/ is no package of its own (a top-level "kernels" would shadow the PyPI package that transformers imports);
     # it ships as vipfast.kernels through the committed symlink vipfast/kernels.
     packages=[*find_packages(include=["vipfast", "vipfast.*"]), "vipfast.kernels"],
-    package_data={"vipfast": ["assets/**/*"]},
+    # Likewise the recipes at the top, through vipfast/recipes, so that an installed --config finds them by name.
+    package_data={"vipfast": ["assets/**/*", "recipes/*.yaml"]},
+    entry_points={"console_scripts": ["vipfast = vipfast.__main__:main"]},
     install_requires=[
         "torch>=2.9,<2.14",
         "transformers>=5.13,<6",

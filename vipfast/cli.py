@@ -1,4 +1,4 @@
-"""The command line of ``scripts/train.py``: Config's fields as flags, over a YAML file; and how a run's end is told to a shell.
+"""The command line of ``vipfast train``: Config's fields as flags, over a YAML file; and how a run's end is told to a shell.
 
 Exit codes: 0 done; 1 the run had to stop (reward, nothing learned, sync, non-finite, checkpoint, lost process); 2 bad input;
 3 saved and stopped on SIGTERM or Ctrl-C.
@@ -179,7 +179,7 @@ def _flags(argv: Sequence[str], defaults: dict) -> _Flags:
     # can be taken back all the same: a twin that is given has its option on by default.
     on = {field.name: True for field in dataclasses.fields(Config) if field.type is bool and flag(f"no_{field.name}") in argv}
     return tyro.cli(
-        _Flags, args=argv, default=_Flags(**{**defaults, **on}), prog="train.py", config=(tyro.conf.FlagCreatePairsOff,)
+        _Flags, args=argv, default=_Flags(**{**defaults, **on}), prog="vipfast train", config=(tyro.conf.FlagCreatePairsOff,)
     )
 
 

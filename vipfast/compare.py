@@ -1,8 +1,13 @@
-"""Allocators against each other on the same configuration and seeds: score, cost and waste of each run, ratios to uniform."""
+"""Allocators against each other on the same configuration and seeds: score, cost and waste of each run, ratios to uniform.
 
+``vipfast compare --seeds 0 1 2 -- --steps 60``
+"""
+
+import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +20,25 @@ from rich.table import Table
 
 from vipfast.errors import UsageError
 
-TRAIN = Path(__file__).resolve().parents[1] / "scripts" / "train.py"
+ALLOCATORS = ("uniform", "vip", "vigor")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0, or 2 where a run could not be made."""
+    parser = argparse.ArgumentParser(prog="vipfast compare", description="Train every allocator on the same seeds and compare.")
+    parser.add_argument("--allocators", nargs="+", default=ALLOCATORS, choices=ALLOCATORS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--output-dir", default=None, help="keep the runs in this folder")
+    parser.add_argument("flags", nargs="*", help="after --, options of vipfast train for every run")
+    args = parser.parse_args(argv)
+    folder = Path(args.output_dir or tempfile.mkdtemp(prefix="vipfast-compare-"))
+    try:
+        outcomes = [run(allocator, seed, folder, args.flags) for seed in args.seeds for allocator in args.allocators]
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(show(outcomes)))
+    return 0
 
 
 @dataclass(frozen=True)
@@ -47,9 +70,14 @@ class Outcome:
 
 
 def run(allocator: str, seed: int, folder: Path, flags: Sequence[str]) -> Outcome:
-    """Train once in a process of its own, with ``flags`` passed on to scripts/train.py."""
+    """Train once in a process of its own, with ``flags`` passed on to ``vipfast train``.
+
+    Raises:
+        UsageError: the run ended with an exit code other than 0.
+    """
     run_dir = folder / f"{allocator}-s{seed}"
-    command = [sys.executable, str(TRAIN), "--allocator", allocator, "--seed", str(seed), "--output-dir", str(run_dir), *flags]
+    train = [sys.executable, "-m", "vipfast", "train"]
+    command = [*train, "--allocator", allocator, "--seed", str(seed), "--output-dir", str(run_dir), *flags]
     start = time.perf_counter()
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:

@@ -7,6 +7,7 @@ an ignored key costs hours of training at default settings; so is a key given tw
 import dataclasses
 import types
 import typing
+from difflib import get_close_matches
 from pathlib import Path
 
 import yaml
@@ -16,6 +17,8 @@ from vipfast.config import CHANGEABLE_ON_RESUME, PYTHON, Config
 from vipfast.config_rules import check_type, flag
 from vipfast.errors import UsageError
 from vipfast.names import nearest
+
+RECIPES = Path(__file__).parent / "recipes"
 
 HINTS = typing.get_type_hints(Config)
 
@@ -35,7 +38,8 @@ def read_yaml(path: str | Path) -> dict:
     """Options a YAML file sets, as Config's own types; everything it does not mention is absent.
 
     Args:
-        path: the file; ``1e-6`` counts as a number, ``null`` as None, a list as a tuple. An empty file sets nothing.
+        path: the file, or the name of a recipe; ``1e-6`` counts as a number, ``null`` as None, a list as a tuple. An empty file
+            sets nothing.
 
     Returns:
         dict from field name to value.
@@ -44,8 +48,9 @@ def read_yaml(path: str | Path) -> dict:
         UsageError: no such file, no YAML, no flat mapping, an unknown or repeated key, or a value of the wrong type; the
             message names the file and the key.
     """
+    path = _found(path)
     try:
-        content = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--config {path}: cannot be read: {error}") from error
     except yaml.YAMLError as error:
@@ -64,6 +69,19 @@ def read_yaml(path: str | Path) -> dict:
         except UsageError as error:
             raise UsageError(f"{path}: {key}: {error}") from error
     return values
+
+
+def _found(path: str | Path) -> Path:
+    """The file, or the recipe of that name that comes with vipfast, from whatever folder it is asked for."""
+    path = Path(path).expanduser()
+    if path.is_file() or path.name == "config.yaml":
+        return path
+    name, recipes = path.name.removesuffix(".yaml"), {file.name.removesuffix(".yaml"): file for file in RECIPES.glob("*.yaml")}
+    if name in recipes and str(path.parent) in (".", "recipes"):
+        return recipes[name]
+    meant = get_close_matches(name, recipes, n=1)
+    guess = f"did you mean {meant[0]}? " if meant else ""
+    raise UsageError(f"--config {path}: cannot be read: no such file; {guess}the recipes are {', '.join(sorted(recipes))}")
 
 
 def load_yaml(path: str | Path) -> Config:

@@ -1,4 +1,4 @@
-"""The command line of ``scripts/evaluate.py``. Exit codes are those of ``vipfast.cli``."""
+"""The command line of ``vipfast evaluate``. Exit codes are those of ``vipfast.cli``."""
 
 import dataclasses
 import sys
@@ -69,5 +69,5 @@ def _flags(argv: Sequence[str], values: dict) -> Flags:
         for name in sorted(TRAINING)
     ]
     flags = dataclasses.make_dataclass("Flags", hidden, bases=(Flags,), frozen=True)
-    options = dict(prog="evaluate.py", description=Flags.__doc__, config=(tyro.conf.FlagCreatePairsOff,))
+    options = dict(prog="vipfast evaluate", description=Flags.__doc__, config=(tyro.conf.FlagCreatePairsOff,))
     return tyro.cli(flags, args=argv, default=flags(**values), **options)

@@ -1,0 +1,44 @@
+"""The ``vipfast`` command, and ``python -m vipfast``: train, evaluate or compare; each takes the options of its own --help."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from vipfast.names import nearest
+
+COMMANDS = {
+    "train": ("vipfast.cli", "train a policy on verifiable rewards, go on with a run, or show a run's plan (--dry-run)"),
+    "evaluate": ("vipfast.evaluation.command", "mean@k, pass@k and maj@k of a model, with intervals"),
+    "compare": ("vipfast.compare", "train every allocator on the same seeds and compare"),
+}
+"""Module whose ``main(argv)`` runs the command and returns its exit code, and what it does."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the first argument names; returns its exit code, or 2 where there is no such command."""
+    name, *rest = (sys.argv[1:] if argv is None else list(argv)) or ["--help"]
+    if name in COMMANDS:
+        # Each imports what it needs, and this page nothing.
+        return importlib.import_module(COMMANDS[name][0]).main(rest)
+    if name in ("-h", "--help"):
+        print(_help())
+        return 0
+    if name == "--version":
+        from vipfast import __version__
+
+        print(f"vipfast {__version__}")
+        return 0
+    meant = nearest(name, COMMANDS)
+    guess = f"did you mean {meant}? " if meant else ""
+    print(f"error: vipfast {name}: no such command; {guess}there are {', '.join(COMMANDS)}", file=sys.stderr)
+    return 2
+
+
+def _help() -> str:
+    lines = ["usage: vipfast COMMAND [OPTIONS]", ""]
+    lines += [f"  {name:<10}{told}" for name, (_, told) in COMMANDS.items()]
+    return "\n".join([*lines, "", "vipfast COMMAND --help lists the options of each."])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
