@@ -24,6 +24,10 @@ READERS = {
     "a long completion, in words": (20_000, retrieval.answer_of),
     "a long box": (20_000, lambda text: [told_apart("5", answer) for answer in answers.final_answers(f"\\boxed{{{text}}}")]),
     "an answer": (1900, lambda text: told_apart("\\frac{1}{2}", tidy(text))),
+    "a named answer": (1900, lambda text: told_apart("12", tidy(f"{text}=12"))),
+    "a named gold": (1900, lambda text: told_apart(tidy(f"{text}=12"), "12")),
+    "a line": (1900, lambda text: answers.final_answers(f"the answer is 5 {text}")),
+    "prose": (1900, lambda text: answers.final_answers(f"{text} 5")),
     "boxes": (1900, lambda text: answers.final_answers("".join(f"\\boxed{{{i} {text} {i}}}" for i in range(16)))),
 }
 

@@ -21,7 +21,7 @@ _CHOICE = re.compile(
 _ANOTHER = re.compile(r"(?<![A-Za-z])[A-J]\s?\)")
 _NAME = r"\\?[A-Za-z]{1,10}(?:_(?:\w|\{\w{1,9}\}))?'{0,3}"
 _NAMED = re.compile(rf"({_NAME})\s?=\s?([^=<>]+)")
-_NAMED_TOGETHER = re.compile(rf"\(\s?((?:{_NAME}\s?,?\s?){{2,6}})\)\s?=\s?\(([^=<>]+)\)")
+_NAMED_TOGETHER = re.compile(rf"\(\s?({_NAME}(?:\s?,\s?{_NAME}){{1,5}})\s?\)\s?=\s?\(([^=<>]+)\)")
 _ENVELOPE = re.compile(r"\\(?:begin|end)\{(?:cases|array|matrix)\}(?:\{[lcr|]*\})?")
 _BRACKETED = re.compile(r"\(([^()]*=[^()]*)\)|\\\{([^{}]*=[^{}]*)\\\}")
 _CLOCK = re.compile(r"\d{1,2}:\d\d(?::\d\d)?")
@@ -40,7 +40,7 @@ _TERM = (
     r"(?:\\d?frac\{[A-Za-z]{1,3}\}\{[A-Za-z]{1,3}\}|\\sqrt\{[A-Za-z]\}|[A-Za-z]\s?:\s?[A-Za-z]|E?\[[A-Z]{1,6}\]|"
     r"\\(?:text|mathrm|operatorname|overline|overrightarrow|widehat|vec|hat)\s?\{[^{}]*\}(?:\([^()]*\))?|"
     r"m?\s?\\(?:angle|triangle|measuredangle)\s?[A-Za-z]{1,4}|\|[A-Za-z\\{}() ]{1,20}\||[a-zA-Z]\s?\([A-Za-z0-9,\\ ]{1,20}\)|"
-    r"(?:\\?[A-Za-z]+(?:_(?:\w|\{\w{1,9}\}))?'{0,3}\s?){1,4})"
+    r"(?:\\?[A-Za-z]++(?:_(?:\w|\{\w{1,9}\}))?'{0,3}\s?){1,4}+)"
 )
 _QUANTITY = re.compile(rf"{_TERM}(?:\s?[-+]\s?{_TERM}){{0,5}}")
 """A name, a function's value, a length or angle, or sums of them: no numbers, powers or brackets of their own."""
