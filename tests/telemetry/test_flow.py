@@ -124,6 +124,6 @@ def test_rollouts_that_an_engine_loses_are_not_waited_for(clock):
 
 def test_lengths_are_kept_of_the_last_rollouts_only():
     seen = Flow(1)
-    for length in range(1, 3 * flow.KNOWN):
+    for _ in range(3 * flow.KNOWN):
         seen.step([Finished(0, 0, np.zeros(1, int), np.zeros(1, np.float32), Finish.STOP)])
     assert flow.KNOWN <= len(flow._lengths) <= 2 * flow.KNOWN
