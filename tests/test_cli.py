@@ -128,6 +128,18 @@ def test_flags_go_over_the_file():
     assert command.dry_run and not command.resume
 
 
+@pytest.mark.parametrize(("given", "taken"), [("all", "all"), ("0", 0), ("7", 7)])
+def test_rollouts_kept_are_a_number_or_all(given, taken, capsys):
+    Path("run.yaml").write_text(f"sample_rollouts: {given}\n")
+    for argv in (["--sample-rollouts", given], ["--config", "run.yaml"]):
+        assert cli.parse(argv).config.sample_rollouts == taken
+    Path("run.yaml").write_text("sample_rollouts: some\n")
+    with pytest.raises(UsageError, match="--sample-rollouts 'some': must be one of all, a whole number"):
+        cli.parse(["--config", "run.yaml"])
+    with pytest.raises(UsageError, match="--sample-rollouts -1: must lie in"):
+        cli.parse(["--sample-rollouts", "-1"])
+
+
 def test_file_and_flags_are_judged_together():
     # 4 * 7.5 is whole, 3 * 7.5 (the file alone) is not.
     Path("run.yaml").write_text("prompts_per_step: 3\nrollouts_per_prompt: 7.5\n")

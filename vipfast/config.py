@@ -227,8 +227,9 @@ class Config(config_rules.NamedOptions):
     stop_when_dead: bool = False
     """End the run, saved and with exit code 1, where it would otherwise only say that it learns nothing (rewards missing or all
     alike for many steps)."""
-    sample_rollouts: int = 16
-    """Rollouts whose texts and rewards are kept per step in rollouts/STEP.parquet; 0 keeps none."""
+    sample_rollouts: int | Literal["all"] = 16
+    """Rollouts whose texts, rewards and advantages are kept per step in rollouts/STEP.parquet: so many, all of them, or none
+    (0)."""
 
     def __post_init__(self):
         config_rules.take_lists(self)

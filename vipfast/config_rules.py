@@ -97,7 +97,7 @@ def check(config: "Config") -> None:
             raise UsageError(f"{flag(field.name)} {value}: must be a finite number")
     for name, low, high in _RANGES:
         value = getattr(config, name)
-        if value is not None and not low <= value <= high:
+        if isinstance(value, int | float) and not low <= value <= high:  # a word such as "all" has no range
             raise UsageError(f"{flag(name)} {value}: must lie in [{low:g}, {high:g}]")
     if config.temperature <= 0:
         raise UsageError(
@@ -168,6 +168,7 @@ def check_type(name: str, value, hint) -> None:
     """Refuse a value of the wrong type or outside a Literal (UsageError), naming what is allowed."""
     if not _fits(value, hint):
         allowed = [str(choice) for arm in _arms(hint) for choice in typing.get_args(arm) if typing.get_origin(arm) is Literal]
+        allowed += ["a whole number"] if allowed and int in _arms(hint) else []
         wanted = "one of " + ", ".join(allowed) if allowed else f"of type {hint if typing.get_args(hint) else hint.__name__}"
         if typing.get_origin(hint) is tuple:
             item = typing.get_args(hint)[0]

@@ -279,9 +279,9 @@ class Trainer:
         self.checkpoint_s = 0.0
         counts_B, sample = None, None
         if rollouts is not None:
-            counts_B, num = rollouts.counts_B, self.config.sample_rollouts
-            if num:
-                sample = gathered_rows(rollouts, self.tokenizer.decode, num, self.config.seed, self.step, self.ranks)
+            counts_B = rollouts.counts_B
+            if self.config.sample_rollouts:
+                sample = gathered_rows(rollouts, self.tokenizer.decode, self.config, self.step, self.ranks)
         self.ranks.decided(lambda: self._write_line({**common, **metrics, **self.totals}, counts_B, sample))
 
     def _write_line(self, line: dict, counts_B: np.ndarray | None, sample: list[dict] | None) -> None:
