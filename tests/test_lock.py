@@ -109,3 +109,13 @@ def test_a_new_run_that_finds_another_ones_folder_leaves_it_unlocked(tmp_path):
     with pytest.raises(UsageError, match="has just taken it"):
         run_folder.claim(tmp_path)
     assert Path(tmp_path).resolve() not in lock._held
+
+
+@pytest.mark.parametrize("options", [("--resume",), ()], ids=["resumed", "new"])
+def test_the_command_refuses_before_it_loads_anything(holder, tmp_path, capsys, options):
+    from vipfast.cli import main
+
+    (tmp_path / "config.yaml").touch()
+    first = holder()
+    assert main([*options, "--output-dir", str(tmp_path), "--device", "cpu"]) == 2
+    assert f"process {first.pid} on " in capsys.readouterr().err
