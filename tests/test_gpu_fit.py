@@ -279,7 +279,7 @@ def test_options_that_would_do_nothing_or_cannot_work_are_refused(monkeypatch):
     monkeypatch.setattr("vipfast.resolve.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"needs the bitsandbytes library; pip install 'vipfast\[adamw8bit\]'"):
         resolve(Config(device="cpu", threads=1, optimizer="adamw8bit"))
-    resolve(Config(device="cpu", threads=1, optimizer="adamw8bit"), ask_torch=False)
+    resolve(Config(device="cuda", threads=1, optimizer="adamw8bit"), ask_torch=False)
 
 
 def dry_run(capsys, *options):

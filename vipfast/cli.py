@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from vipfast import run_folder
+from vipfast import preflight, run_folder
 from vipfast.config import Config
 from vipfast.config_file import continued, load_yaml, read_yaml
 from vipfast.config_rules import flag
@@ -138,9 +138,11 @@ def _run(argv: Sequence[str], ranks: Ranks) -> int:
 def _prepare(argv: Sequence[str]) -> Command:
     """Settle the options and print them; a dry run ends here."""
     command = parse(argv)
+    if not command.resume and command.config.output_dir is not None:
+        run_folder.check_fresh(command.config.output_dir)
+    if not command.dry_run:  # which reads all of them
+        preflight.check_rows(command.config)
     config, lines = resolve(command.config, ask_torch=not command.dry_run, gpu_bytes=command.gpu_bytes)
-    if not command.resume:
-        run_folder.check_fresh(config.output_dir)
     if not (lines or command.resume or command.dry_run):  # every option came resolved, from another run's config.yaml
         lines = idle_options(config, config.device) + backend_notes(config)
     print(*command.notes, *lines, sep="\n", flush=True)

@@ -11,7 +11,7 @@ from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 
-from vipfast import gpu_fit, run_folder
+from vipfast import gpu_fit, preflight, run_folder
 from vipfast.config import CUSTOM, REASONING_GYM, Config
 from vipfast.cores import free_threads
 from vipfast.distributed import join
@@ -59,6 +59,7 @@ def resolve(config: Config, ask_torch: bool = True, gpu_bytes: float | None = No
         filled["model"] = source.base
         lines += source.notes
     folder = model_folder(source.base)
+    preflight.check(config, folder)
     for name, value in inherited(source, config.lora_rank).items():
         if value is not None:
             fill(name, value, f"as in {source.run}")
@@ -82,7 +83,7 @@ def resolve(config: Config, ask_torch: bool = True, gpu_bytes: float | None = No
     resolved = dataclasses.replace(config, **filled)
     if ask_torch:
         _check_ranks(resolved)
-    _check_optimizer(resolved, ask_torch)
+    _check_optimizer(resolved, here=ask_torch or device == "cpu")
     check_engine(resolved, device)
     if ask_torch:
         choose_engine(resolved, device)
@@ -221,14 +222,14 @@ def _check_ranks(config: Config) -> None:
         )
 
 
-def _check_optimizer(config: Config, ask_torch: bool) -> None:
+def _check_optimizer(config: Config, here: bool) -> None:
     asked = {"--offload-optimizer": config.offload_optimizer, "--optimizer adamw8bit": config.optimizer == "adamw8bit"}
     for name in filter(asked.get, asked):
         if config.parallel == "fsdp" and join().size > 1:
             raise UsageError(f"{name}: its moments cannot be split over GPUs; use --parallel ddp, or leave it out")
     if config.offload_optimizer and config.device == "cpu":
         raise UsageError("--offload-optimizer: with --device cpu AdamW's moments are in main memory already; leave it out")
-    if config.optimizer == "adamw8bit" and ask_torch and find_spec("bitsandbytes") is None:
+    if config.optimizer == "adamw8bit" and here and find_spec("bitsandbytes") is None:
         raise UsageError("--optimizer adamw8bit: needs the bitsandbytes library; pip install 'vipfast[adamw8bit]'")
 
 

@@ -51,10 +51,7 @@ def load_records(config: Config, notes: list[str]) -> tuple[list[Record], str]:
     """
     rows = rows_of(config, notes)
     sample = list(itertools.islice(rows, SAMPLE))
-    if not sample:
-        raise DataError(f"--task {config.task}: holds no rows")
-    layout = None if config.prompt_field or config.answer_field else recognise(sample, config.task)
-    layout = layout or _own(config, sample)
+    layout = _layout(config, sample)
     notes.append(f"layout: {layout.name} ({layout.prompt}, {layout.answer}), graded as {layout.verifier}")
     if layout.name == "GSM8K" and layout.verifier == EXACT:
         notes[-1] += " (as maths once math-verify is installed: pip install 'vipfast[tasks]')"
@@ -84,6 +81,18 @@ def load_records(config: Config, notes: list[str]) -> tuple[list[Record], str]:
     if Config.heldout_prompts != config.heldout_prompts > len(records) // 10:
         notes.append(f"of --heldout-prompts {config.heldout_prompts} there are {len(records) // 10}, a tenth of the problems")
     return records, layout.verifier
+
+
+def check_layout(config: Config) -> None:
+    """Raise the DataError of ``load_records`` that its first rows are enough for: nothing there, or no usable columns."""
+    _layout(config, list(itertools.islice(rows_of(config, []), SAMPLE)))
+
+
+def _layout(config: Config, sample: Sequence[dict]) -> Layout:
+    if not sample:
+        raise DataError(f"--task {config.task}: holds no rows")
+    layout = None if config.prompt_field or config.answer_field else recognise(sample, config.task)
+    return layout or _own(config, sample)
 
 
 def _records(
