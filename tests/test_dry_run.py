@@ -1,5 +1,6 @@
 """The plan a dry run prints: counts worked by hand, and no torch behind it."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -18,6 +19,7 @@ from vipfast.resolve import resolve
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 TINY = ModelFacts("by hand", 1000, 2, 8, 16, 4, 2, 2, 50, 64)
+LIBRARIES = {"libraries loaded with the model": memory.LIBRARY_BYTES}
 RUN = dict(device="cpu", threads=1, output_dir="mine")
 
 
@@ -128,16 +130,22 @@ def test_the_heads_chunk_is_the_kernels_own():
 def test_memory_by_hand():
     config, _ = resolve(Config(**RUN, micro_batch_tokens=10))
     parts = memory.estimate(config, TINY, prompt_tokens=4.0, rows={"generate": 3})
-    assert parts["always"] == {"weights (float32)": 4000, "Adam state": 8000}
-    # Keys and values of 2 layers, 2 heads of 2 numbers, 4 bytes: 64 bytes a token; 3 rollouts of 4 + 16 tokens.
-    assert parts["generate"] == {"KV cache": 3 * 20 * 64, "logits of one position": 3 * 50 * 4}
+    assert parts["always"] == {"weights (float32)": 4000, "Adam state": 8000, **LIBRARIES}
+    # Keys and values of 2 layers, 2 heads of 2 numbers, 4 bytes: 64 bytes a token; 3 rollouts of 4 + 16 tokens. One is drawn
+    # from log-probs in float32, two rows in float64 and one of bools.
+    drawing = {"logits of one position": 3 * 50 * 4, "drawing from them": 3 * 50 * (4 + 8 + 8 + 1)}
+    assert parts["generate"] == {"KV cache": 3 * 20 * 64, **drawing}
     # Per token and layer 6·8 + 2·8 + 2·4 + 4·16 = 136 numbers; logits of 10 tokens and 50 ids.
     assert parts["update"] == {
         "gradients": 4000,
         "activations": 10 * 2 * 136 * 4,
         "the head's gradient as it is formed": 4 * 8 * 50,
         "a chunk of logits, and as much twice over to work on it": 3 * 10 * 50 * 4,
+        "KV cache": 3 * 20 * 64,
     }
+    # Passes that hold 7 tokens at most: half of the activations of one are still malloc's when the next begins.
+    fewer = memory.estimate(config, TINY, 4.0, {}, passes=memory.Passes(7, several=True))["update"]
+    assert fewer["activations"] == 7 * 2 * 136 * 4 == 2 * fewer["kept by malloc of earlier passes"]
 
 
 def test_memory_of_checkpointing_packing_and_kernels():
@@ -186,21 +194,37 @@ def test_the_estimate_of_activations_is_near_what_autograd_keeps():
 
 
 def test_memory_of_bfloat16_lora_and_reference():
+    facts = dataclasses.replace(TINY, num_parameters=3000)
     config, _ = resolve(Config(**RUN, dtype="bfloat16", lora_rank=1, beta=0.1))
-    always = memory.estimate(config, TINY, 4.0, {})["always"]
+    # A layer's linear maps have 2·8·(8 + 4) + 3·8·16 = 576 weights.
+    assert facts.linear_parameters == 2 * 576
     # Adapters of rank 1: 2·(8 + 8) + 2·(8 + 4) + 3·(8 + 16) = 128 numbers a layer.
     assert TINY.lora_parameters(1) == 256
-    assert always == {
-        "weights (float32)": 4 * 1256,
-        "bfloat16 copies of the weights": 2000,
-        "reference model": 4000,
+    assert memory.estimate(config, facts, 4.0, {})["always"] == {
+        "weights (float32)": 4 * (3000 - 1152 + 256),
+        "frozen layers (bfloat16)": 2 * 1152,
+        "bfloat16 copies of the weights": 2 * (50 * 8 + 256),  # of the head and the adapters
+        "reference model": 4 * (3000 - 1152) + 2 * 1152,
         "Adam state": 8 * 256,
+        **LIBRARIES,
+    }
+    wide = dataclasses.replace(config, base_dtype="float32")
+    assert memory.estimate(wide, facts, 4.0, {})["always"] == {
+        "weights (float32)": 4 * 3256,
+        "bfloat16 copies of the weights": 2 * 3000,
+        "reference model": 4 * 3000,
+        "Adam state": 8 * 256,
+        **LIBRARIES,
     }
 
 
 def test_float64_doubles_weights():
     config, _ = resolve(Config(**RUN, dtype="float64"))
-    assert memory.estimate(config, TINY, 4.0, {})["always"] == {"weights (float64)": 8000, "Adam state": 16000}
+    assert memory.estimate(config, TINY, 4.0, {})["always"] == {
+        "weights (float64)": 8000,
+        "Adam state": 16000,
+        **LIBRARIES,
+    }
 
 
 def test_starter_fits_the_two_gigabytes_promised():

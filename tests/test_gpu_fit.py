@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import vipfast.resolve
-from vipfast import cli, gpu_fit, memory
+from vipfast import cli, gpu_fit, main_memory, memory
 from vipfast.config import Config
 from vipfast.errors import UsageError
 from vipfast.model_facts import read_facts
@@ -89,6 +89,11 @@ def test_what_each_option_leaves_of_7b(facts):
     # 28 · 32 · (2·7168 + 2·(3584 + 512) + 3·(3584 + 18944)) = 80,740,352 numbers in adapters
     assert facts["7B"].lora_parameters(32) == 80_740_352
     assert state(lora_rank=32) == {"weights (float32)": 30.79, "gradients": 0.32, "Adam state": 0.65}
+    # 28 · (2·3584·(3584 + 512) + 3·3584·18944) = 6,525,288,448 weights in linear layers, and 1,090,328,064 beside them
+    frozen = state(lora_rank=32, base_dtype="bfloat16")
+    assert frozen == {
+        "weights (float32)": 4.68, "frozen layers (bfloat16)": 13.05, "gradients": 0.32, "Adam state": 0.65
+    }  # fmt: skip
     assert memory.offloaded_bytes(Config(**GPU, offload_optimizer=True), facts["7B"]) == 8 * SHAPES["7B"][1]
     assert memory.offloaded_bytes(Config(**GPU), facts["7B"]) == 0
 
@@ -100,7 +105,7 @@ def test_7b_is_refused_on_one_gpu_with_what_helps(facts):
     assert str(told.value) == (
         "--model Qwen/Qwen2.5-7B: training its 7.62 billion parameters takes 121.8 GB (weights (float32) 30.5 GB, gradients "
         "30.5 GB, Adam state 60.9 GB) before any activation (16 bytes a parameter), and the GPU has 80.0 GB; what helps: "
-        "--lora-rank 32 (31.8 GB), --offload-optimizer (60.9 GB), --optimizer adamw8bit (76.4 GB), 3 GPUs (torchrun) that "
+        "--lora-rank 32 (18.7 GB), --offload-optimizer (60.9 GB), --optimizer adamw8bit (76.4 GB), 3 GPUs (torchrun) that "
         "share it (71.1 GB)"
     )
     with pytest.raises(UsageError, match=r"2 GPUs \(torchrun\) that share it \(60\.9 GB\)$"):
@@ -117,10 +122,13 @@ def test_only_what_is_enough_is_proposed(facts):
             gpu_fit.check_training(Config(**GPU, **options), facts["7B"], gpu_bytes)
         return str(told.value)
 
-    assert refusal(48e9).endswith("what helps: --lora-rank 32 (31.8 GB), 7 GPUs (torchrun) that share it (47.9 GB)")
-    assert refusal(48e9, optimizer="adamw8bit").endswith("--lora-rank 32 (31.3 GB), 7 GPUs (torchrun) that share it (47.9 GB)")
-    assert refusal(24e9, lora_rank=32, engine="vllm").endswith("what helps: 2 GPUs (torchrun) that share it (15.9 GB)")
-    assert refusal(24e9, lora_rank=32).endswith("and the GPU has 24.0 GB; a smaller model, or a larger GPU")
+    assert refusal(48e9).endswith("what helps: --lora-rank 32 (18.7 GB), 7 GPUs (torchrun) that share it (47.9 GB)")
+    assert refusal(48e9, optimizer="adamw8bit").endswith("--lora-rank 32 (18.2 GB), 7 GPUs (torchrun) that share it (47.9 GB)")
+    wide = dict(lora_rank=32, base_dtype="float32")
+    narrow = "what helps: --base-dtype bfloat16 (18.7 GB)"
+    assert refusal(24e9, **wide, engine="vllm").endswith(f"{narrow}, 2 GPUs (torchrun) that share it (15.9 GB)")
+    assert refusal(24e9, **wide).endswith(narrow)
+    assert refusal(16e9, lora_rank=32, base_dtype="bfloat16").endswith("GPU has 16.0 GB; a smaller model, or a larger GPU")
 
 
 def test_a_sharded_run_that_is_still_too_large_is_refused(facts):
@@ -175,7 +183,7 @@ def test_a_share_beside_training_that_is_more_than_the_gpu_is_refused(facts):
     assert str(told.value) == (
         "--vllm-memory 0.9: that fraction of the whole GPU is 72.0 GB of 80.0 GB, and training keeps 18.5 GB (weights "
         "(float32) 6.2 GB, Adam state 12.3 GB) while vLLM is awake; use --vllm-memory 0.29; what helps: --lora-rank 32 "
-        "(6.6 GB), --offload-optimizer (6.2 GB), 3 GPUs (torchrun) that share it (6.2 GB)"
+        "(4.0 GB), --offload-optimizer (6.2 GB), 3 GPUs (torchrun) that share it (6.2 GB)"
     )
     gpu_fit.check_share(dataclasses.replace(config, offload_optimizer=True), facts["1.5B"], 80e9)
     gpu_fit.check_share(config, facts["1.5B"], 80e9, shards=3)
@@ -243,10 +251,10 @@ def test_a_run_asks_its_gpu_before_it_loads_anything(tmp_path, monkeypatch):
     torchrun(monkeypatch, 4)
     assert resolve(Config(model=model, threads=1))[0].vllm_memory is None
     torchrun(monkeypatch, 1)
-    monkeypatch.setattr(gpu_fit.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 10**7}[name])
+    monkeypatch.setattr(main_memory, "total_bytes", lambda: 4096 * 10**7)
     with pytest.raises(UsageError, match="--offload-optimizer: AdamW's moments take 60.9 GB, and this machine has 41.0 GB"):
         resolve(Config(model=model, threads=1, offload_optimizer=True))
-    monkeypatch.setattr(gpu_fit.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 10**8}[name])
+    monkeypatch.setattr(main_memory, "total_bytes", lambda: 4096 * 10**8)
     config, lines = resolve(Config(model=model, threads=1, offload_optimizer=True, engine="vllm"))
     assert config.vllm_memory == 0.56
     assert "vllm_memory = 0.56 (of 80.0 GB: training keeps 30.5 GB while vLLM is awake, 4.0 GB stay free)" in lines
@@ -322,7 +330,9 @@ def test_a_phase_too_large_is_told_with_what_lowers_it(facts):
     phases = memory.estimate(config, facts["1.5B"], 512, {"generate": 128, "evaluate": 512})
     line = gpu_fit.verdict(config, phases, 50e9)
     assert line.startswith("50.0 GB of GPU memory: most is taken in update, ")
-    assert line.endswith("what helps: a lower --micro-batch-tokens, --gradient-checkpointing, --lora-rank, --offload-optimizer")
+    assert line.endswith(
+        "what helps: a lower --micro-batch-tokens (8192), --gradient-checkpointing, --lora-rank 32, --offload-optimizer"
+    )
     recomputed = dataclasses.replace(config, gradient_checkpointing=True)
     assert "--gradient-checkpointing" not in gpu_fit.verdict(recomputed, phases, 50e9)
     assert "too much" not in gpu_fit.verdict(config, phases, 141e9)

@@ -1,7 +1,7 @@
 """The command line of ``vipfast train``: Config's fields as flags, over a YAML file; and how a run's end is told to a shell.
 
-Exit codes: 0 done; 1 the run had to stop (reward, nothing learned, sync, non-finite, checkpoint, lost process); 2 bad input;
-3 saved and stopped on SIGTERM or Ctrl-C.
+Exit codes: 0 done; 1 the run had to stop (reward, nothing learned, sync, non-finite, checkpoint, memory, lost process); 2
+bad input; 3 saved and stopped on SIGTERM or Ctrl-C.
 """
 
 import dataclasses
@@ -22,6 +22,7 @@ from vipfast.idle import idle_options
 from vipfast.inherited import inherited, starting_point, told
 from vipfast.names import check_argv
 from vipfast.resolve import backend_notes, resolve
+from vipfast.shortage import ShortageError
 from vipfast.stop import STOPPED_AT_ONCE, NothingYet
 from vipfast.telemetry.activity import NOW
 from vipfast.telemetry.status import StatusLine
@@ -80,7 +81,7 @@ def guarded(run: Callable[[Ranks], int], go_on: str) -> int:
     except KeyboardInterrupt as stopped:
         _tell(f"stopped at once; {stopped.args[0] if stopped.args else go_on}", ranks)
         return STOPPED_AT_ONCE
-    except (UsageError, RewardError, DeadRunError, SyncError, NonFiniteError, RankError) as error:
+    except (UsageError, RewardError, DeadRunError, SyncError, NonFiniteError, RankError, ShortageError) as error:
         if os.environ.get("VIPFAST_TRACEBACK"):
             raise
         _tell(f"error: {error}", ranks)
@@ -142,7 +143,8 @@ def _prepare(argv: Sequence[str]) -> Command:
         run_folder.check_fresh(command.config.output_dir)
     if not command.dry_run:  # which reads all of them
         preflight.check_rows(command.config)
-    config, lines = resolve(command.config, ask_torch=not command.dry_run, gpu_bytes=command.gpu_bytes)
+    asked = dict(ask_torch=not command.dry_run, gpu_bytes=command.gpu_bytes)
+    config, lines = resolve(command.config, **asked, resumed=command.resume)
     if not (lines or command.resume or command.dry_run):  # every option came resolved, from another run's config.yaml
         lines = idle_options(config, config.device) + backend_notes(config)
     print(*command.notes, *lines, sep="\n", flush=True)

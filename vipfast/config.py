@@ -43,6 +43,9 @@ class Config(config_rules.NamedOptions):
     """The policy: starter (embedded, under 1 M parameters), a from_pretrained folder, or a hub model id."""
     lora_rank: int = 0
     """Rank of LoRA adapters on the linear layers of the body; 0 trains all weights."""
+    base_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """With --lora-rank: how the frozen linear layers under the adapters are kept, and the reference's; auto is bfloat16 where
+    --dtype is, which changes no number there, and float32 elsewhere, as in runs saved without this option."""
     dtype: Literal["float32", "bfloat16", "float64"] | None = None
     """Compute precision: float32 on CPU, bfloat16 (over float32 master weights) on GPU unless given; float64 is for tests."""
     device: Literal["cpu", "cuda"] | None = None
@@ -239,6 +242,11 @@ class Config(config_rules.NamedOptions):
     def success_at(self) -> float:
         """The least reward, as loss and allocator see it, that is a success."""
         return 1.0 if self.reward_shape == "binary" else self.success_threshold
+
+    @property
+    def base_in_bfloat16(self) -> bool:
+        """Whether LoRA's frozen layers are kept in bfloat16, of a resolved config."""
+        return self.lora_rank > 0 and self.base_dtype == "bfloat16"
 
     @property
     def budget(self) -> int:

@@ -4,67 +4,51 @@ Sizes come from config.json, prompts from files on this disk; every assumption i
 """
 
 import sys
-import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
-
-from vipfast import gpu_fit, memory
-from vipfast.allocate import make_allocator
+from vipfast import cpu_fit, gpu_fit, memory
 from vipfast.config import REASONING_GYM, Config
-from vipfast.errors import DataError
-from vipfast.model_facts import ModelFacts, known_facts, read_facts
-from vipfast.resolve import DATA_SUFFIXES, total_gpu_bytes
-from vipfast.types import Prompt, PromptBatch, Tally
-
-if TYPE_CHECKING:
-    from vipfast.tasks.base import Task
-
+from vipfast.errors import DataError, UsageError
+from vipfast.expected import Draw, Pool, draws_per_round, expected_passes, mean, rows_at_once
+from vipfast.model_facts import ModelFacts, has_chat_template, model_folder, read_facts
+from vipfast.resolve import DATA_SUFFIXES
 
 TRIAL = 32
 """Problems of a procedural task that a dry run generates."""
 
+SAMPLE = 4096
+"""Prompts that a dry run counts the tokens of."""
+
+CHAT_TOKENS = 30
+"""What a chat template puts around a prompt, a short system message among it."""
+
 
 @dataclass(frozen=True)
 class Table:
-    """One section of the output: rows of text under column names, and the assumptions behind them."""
+    """One section of the output: rows of text under column names, the assumptions behind them, and why it cannot be."""
 
     title: str
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
     notes: list[str]
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Prompts as far as they can be counted; of a dataset not at hand: None, and a bound for the mean ``prompt_tokens``."""
-
-    num_train: int | None
-    num_heldout: int
-    prompt_tokens: float
-    note: str
-
-
-@dataclass(frozen=True)
-class Draw:
-    """One allocation round: active prompts, the fewest and most rollouts of one of them, and at most all of the round's."""
-
-    active: int
-    fewest: int
-    most: int
-    drawn: int
+    refusal: str | None = None
 
 
 def show(config: Config, gpu_bytes: float | None = None) -> None:
-    """Print the plan of a resolved config: as rich tables on a terminal, as plain lines elsewhere."""
+    """Print the plan of a resolved config: as rich tables on a terminal, as plain lines elsewhere.
+
+    Raises:
+        UsageError: after the plan, where a run on this CPU would be refused.
+    """
     tables = plan(config, gpu_bytes)
     if sys.stdout.isatty():
         _show_rich(tables)
     else:
         for table in tables:
             _show_plain(table)
+    for refusal in filter(None, (table.refusal for table in tables)):
+        raise UsageError(refusal)
 
 
 def plan(config: Config, gpu_bytes: float | None = None) -> list[Table]:
@@ -110,55 +94,35 @@ def read_pool(config: Config) -> Pool:
             f"--prompts-per-step {config.prompts_per_step}: --task {config.task} holds {num_train} prompts to train on; "
             f"use at most {num_train}"
         )
+    lengths, note = _lengths(config, texts)
+    return Pool(num_train, heldout, mean(lengths), "; ".join([note, *notes]), lengths)
+
+
+def _lengths(config: Config, texts: list[str]) -> tuple[list[int], str]:
+    """Tokens of prompts, at most ``SAMPLE`` of them from all over the pool, and how they were counted."""
     if config.model == "starter":
-        return Pool(
-            num_train,
-            heldout,
-            _mean([len(text.encode("utf-8", "replace")) for text in texts]),
-            "; ".join(["one token per byte", *notes]),
-        )
-    notes.insert(0, "4 characters per token assumed, no chat template")
-    return Pool(num_train, heldout, _mean([len(text) for text in texts]) / 4, "; ".join(notes))
+        return [len(text.encode("utf-8", "replace")) for text in texts], "one token per byte"
+    folder, texts = model_folder(config.model), texts[:: -(-len(texts) // SAMPLE)]
+    if folder is None or not (folder / "tokenizer.json").is_file():
+        return [-(-len(text) // 4) for text in texts], "4 characters per token assumed, no chat template"
+    # Loads in a blink, as transformers' own classes over it do not.
+    from tokenizers import Tokenizer
+
+    encoded = Tokenizer.from_file(str(folder / "tokenizer.json")).encode_batch(texts, add_special_tokens=False)
+    around = CHAT_TOKENS if config.prompt_template not in ("plain", "qa") and has_chat_template(folder) else 0
+    note = f"{len(texts):,} prompts counted by the model's tokenizer"
+    note += f", {around} tokens of a chat template around each assumed" if around else ""
+    return [len(one.ids) + around for one in encoded], note
 
 
 def _plain_text(prompt: str | list[dict]) -> str:
     return prompt if isinstance(prompt, str) else "".join(str(part["content"]) for part in prompt)
 
 
-def draws_per_round(config: Config) -> list[Draw]:
-    """The rounds of a step, by running the allocator itself on no rewards.
-
-    vip plans one round from what it has learned by then; of it, only the bounds are known before. A budget in tokens buys more
-    rollouts where answers are short.
-    """
-    if config.allocator == "vip":
-        in_rollouts, most = config.budget_unit == "rollouts", config.prompts_per_step * config.max_rollouts
-        drawn = config.budget if in_rollouts else most
-        return [Draw(config.prompts_per_step, config.min_rollouts, config.max_rollouts, drawn)]
-    none = np.zeros(0, np.int64)
-    batch = PromptBatch([Prompt(str(i), "", none) for i in range(config.prompts_per_step)], step=1, seed=config.seed)
-    # Rounds that do not wait draw the same.
-    rounds = make_allocator(replace(config, round_mode="barrier")).rounds(batch, config.budget)
-    draws = []
-    try:
-        counts_B = next(rounds)
-        while True:
-            active = counts_B[counts_B > 0]
-            draws.append(Draw(len(active), int(active.min()), int(active.max()), int(active.sum())))
-            counts_B = rounds.send(Tally.empty(batch.uids))
-    except StopIteration:
-        return draws
-
-
 def num_evaluations(config: Config) -> int:
     """At the start, every eval_every steps, and at the end."""
     every = config.eval_every or max(config.steps, 1)
     return 1 + -(-config.steps // every)
-
-
-def rows_of_evaluation(config: Config, pool: Pool) -> int:
-    """Rollouts an evaluation decodes at once: as many as a training step, in whole prompts."""
-    return min(pool.num_heldout, max(1, config.budget // config.eval_samples)) * config.eval_samples
 
 
 def _prompts(config: Config, pool: Pool) -> Table:
@@ -208,7 +172,8 @@ def _tokens(config: Config, pool: Pool, draws: list[Draw]) -> Table:
 def _memory(config: Config, pool: Pool, facts: ModelFacts, draws: list[Draw], gpu_bytes: float | None) -> Table:
     shards = gpu_fit.choose_shards(config, facts, gpu_bytes) if config.device == "cuda" else 1
     at_once, unit = rows_at_once(config, pool, draws), "round" if config.round_mode == "barrier" else "step"
-    phases = memory.estimate(config, facts, pool.prompt_tokens, at_once, shards, gpu_bytes)
+    passes = expected_passes(config, pool, draws)
+    phases = memory.estimate(config, facts, pool.prompt_tokens, at_once, shards, gpu_bytes, passes)
     rows = []
     for (phase, parts), total in zip(phases.items(), memory.totals(phases).values()):
         rows += [(phase, part, memory.size(num_bytes)) for part, num_bytes in parts.items()]
@@ -222,7 +187,7 @@ def _memory(config: Config, pool: Pool, facts: ModelFacts, draws: list[Draw], gp
         f"{config.dtype} on {config.device}; "
         + ("vLLM keeps a copy of the weights while it is awake" if vllm else "sampler and learner share the weights"),
         f"all rollouts at full length: {at_once['generate']:,} of a {unit} at once, {at_once['evaluate']:,} of an evaluation",
-        f"activations of {config.micro_batch_tokens:,} tokens, {recomputed}; attention scores not kept",
+        f"activations of {passes.tokens:,} tokens at once, {recomputed}; attention scores not kept",
         "besides: Python, torch and transformers themselves, about 0.4 GB of main memory",
     ]
     if shards > 1:
@@ -236,31 +201,10 @@ def _memory(config: Config, pool: Pool, facts: ModelFacts, draws: list[Draw], gp
         notes.append(
             "whether that fits: name the GPU's size with --gpu-memory-gb; a run asks its own GPU before it loads anything"
         )
-    return Table("memory", ("phase", "part", "estimate"), rows, notes)
-
-
-def expected_memory(config: Config, task: "Task") -> dict[str, float]:
-    """Bytes by phase that a run should take (see ``memory.estimate``); {} for a model whose sizes are not known."""
-    facts = known_facts(config.model)
-    if facts is None:
-        return {}
-    gpu_bytes = total_gpu_bytes() if config.device == "cuda" else None
-    shards = gpu_fit.choose_shards(config, facts, gpu_bytes)
-    pool = Pool(len(task.train), len(task.heldout), _mean([len(prompt.tokens) for prompt in task.train]), "")
-    with warnings.catch_warnings():  # on the allocator's options, told when the run's own was made
-        warnings.simplefilter("ignore", UserWarning)
-        at_once = rows_at_once(config, pool, draws_per_round(config))
-    return memory.totals(memory.estimate(config, facts, pool.prompt_tokens, at_once, shards, gpu_bytes))
-
-
-def rows_at_once(config: Config, pool: Pool, draws: list[Draw]) -> dict[str, int]:
-    """Rollouts decoded at once, by phase: where rounds wait for one another, only one round's are."""
-    drawn = max(draw.drawn for draw in draws) if config.round_mode == "barrier" else config.budget
-    return {"generate": drawn, "evaluate": rows_of_evaluation(config, pool)}
-
-
-def _mean(lengths: list[int]) -> float:
-    return sum(lengths) / max(len(lengths), 1)
+    elif config.device == "cpu":
+        notes += filter(None, (cpu_fit.verdict(config, phases), cpu_fit.warning(config, phases)))
+    refusal = cpu_fit.refusal(config, phases) if config.device == "cpu" else None
+    return Table("memory", ("phase", "part", "estimate"), rows, notes, refusal)
 
 
 def _show_plain(table: Table) -> None:

@@ -2,11 +2,11 @@
 
 import dataclasses
 import math
-import os
 from collections.abc import Callable
 
-from vipfast import memory
+from vipfast import main_memory, memory
 from vipfast.config import Config
+from vipfast.config_rules import flag
 from vipfast.distributed import join
 from vipfast.errors import UsageError
 from vipfast.memory import VLLM_WORKSPACE_BYTES, awake_state, training_state
@@ -20,6 +20,8 @@ LARGEST_SHARE = 0.5
 
 LORA_RANK = 32
 """The rank of adapters that errors propose."""
+
+_OF_ROLLOUTS = ("prompts_per_step", "rollouts_per_prompt", "max_new_tokens")
 
 UNKNOWN_SHARE = 0.5
 """vLLM's share where the GPU's size or the model's is not known."""
@@ -118,7 +120,7 @@ def check_main_memory(config: Config, facts: ModelFacts) -> None:
     Raises:
         UsageError: AdamW's moments of all of the machine's processes are more than its memory.
     """
-    ranks, total = join().size, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    ranks, total = join().size, main_memory.total_bytes()
     needed = ranks * memory.offloaded_bytes(config, facts)
     if needed > total:
         raise UsageError(
@@ -134,12 +136,23 @@ def verdict(config: Config, phases: dict[str, dict[str, float]], gpu_bytes: floa
     line = f"{_gb(gpu_bytes)} of GPU memory: most is taken in {phase}, {_gb(sizes[phase])}"
     if sizes[phase] <= gpu_bytes:
         return line
-    helps = ["--engine vllm, which lets rollouts wait for room", "a lower --max-new-tokens or --prompts-per-step"]
-    if phase not in ("generate", "evaluate"):
-        asked = (config.gradient_checkpointing, config.lora_rank, config.offload_optimizer)
-        named = ("--gradient-checkpointing", "--lora-rank", "--offload-optimizer")
-        helps = ["a lower --micro-batch-tokens", *(name for name, given in zip(named, asked) if not given)]
-    return f"{line}, too much; what helps: {', '.join(helps)}"
+    return f"{line}, too much; what helps: {', '.join(remedies(config, phase))}"
+
+
+def remedies(config: Config, phase: str) -> list[str]:
+    """Options that lower what a phase takes, with the values they have now."""
+    cuda = config.device == "cuda"
+    if phase in ("generate", "evaluate"):
+        waits = ["--engine vllm, which lets rollouts wait for room"] if cuda and not memory.samples_with_vllm(config) else []
+        given = {name: value for name in _OF_ROLLOUTS if (value := getattr(config, name)) is not None}
+        return [*waits, *(f"a lower {flag(name)} ({value:g})" for name, value in given.items())]
+    off = {
+        "--gradient-checkpointing": not config.gradient_checkpointing,
+        f"--lora-rank {LORA_RANK}": not config.lora_rank,
+        f"a lower --lora-rank ({config.lora_rank})": config.lora_rank > LORA_RANK,
+        "--offload-optimizer": cuda and not config.offload_optimizer,
+    }
+    return [f"a lower --micro-batch-tokens ({config.micro_batch_tokens})", *filter(off.get, off)]
 
 
 def _needs(config: Config, facts: ModelFacts) -> tuple[float, float]:
@@ -157,7 +170,10 @@ def _helps(config: Config, facts: ModelFacts, shards: int, state: Callable[..., 
     """What would bring ``state`` down to the room there is, each with the bytes it leads to."""
     changes = {} if config.sleep_level else {"--sleep-level 2": dict(sleep_level=2)}
     if not config.lora_rank:
-        changes[f"--lora-rank {LORA_RANK}"] = dict(lora_rank=LORA_RANK)
+        base = "bfloat16" if config.dtype == "bfloat16" else "float32"
+        changes[f"--lora-rank {LORA_RANK}"] = dict(lora_rank=LORA_RANK, base_dtype=base)
+    elif not config.base_in_bfloat16:
+        changes["--base-dtype bfloat16"] = dict(base_dtype="bfloat16")
     if shards == 1 and not config.offload_optimizer:
         changes["--offload-optimizer"] = dict(offload_optimizer=True, optimizer="adamw")
         if config.optimizer == "adamw" and config.dtype != "float64":

@@ -1,6 +1,7 @@
 """How much memory a run should take, from its options and the model's sizes alone; ``--dry-run`` and the first step tell it."""
 
 import dataclasses
+from typing import NamedTuple
 
 from vipfast.config import Config
 from vipfast.engine import choose_engine
@@ -14,6 +15,26 @@ VLLM_WORKSPACE_BYTES = 4_000_000_000
 
 VLLM_CPU_CACHE_BYTES = 2**30
 """vLLM's keys and values on a CPU, a fixed number there."""
+
+LIBRARY_BYTES = 110_000_000
+"""Main memory of the libraries that come with a model once it is loaded, as measured; those before are no part of a phase."""
+
+PROCESS_BYTES = 450_000_000
+"""Main memory of Python and the libraries that are there before any model is, as measured."""
+
+MALLOC_KEEPS = 0.5
+"""Of a pass's activations, what the C library's malloc still holds in pieces when the next pass asks for as much: 0.3 and 0.9
+were measured, of models of 135 and 32 million parameters."""
+
+DRAWING_BYTES, DRAWN_AT_ONCE = 21, 2**24
+"""Of one probability as the transformers engine draws from it in float64, and how many of them are worked on together."""
+
+
+class Passes(NamedTuple):
+    """The update's passes through the body: padded tokens of the largest, and whether there are several in a step."""
+
+    tokens: int
+    several: bool
 
 
 def samples_with_vllm(config: Config) -> bool:
@@ -33,15 +54,18 @@ def training_state(config: Config, facts: ModelFacts, shards: int = 1) -> dict[s
     master, _ = _widths(config)
     lora = facts.lora_parameters(config.lora_rank)
     trained = lora if config.lora_rank else facts.num_parameters
+    frozen = facts.linear_parameters if config.base_in_bfloat16 else 0
+    model = master * (facts.num_parameters - frozen) + 2 * frozen
     parts = {
-        f"weights ({'float64' if master == 8 else 'float32'})": master * (facts.num_parameters + lora),
+        f"weights ({'float64' if master == 8 else 'float32'})": master * (facts.num_parameters - frozen + lora),
+        **({"frozen layers (bfloat16)": 2 * frozen} if frozen else {}),
         "gradients": master * trained,
-        **({"reference model": master * facts.num_parameters} if config.beta else {}),
+        **({"reference model": model} if config.beta else {}),
         **adam_state(config, trained, master),
     }
     parts = {name: num_bytes / shards for name, num_bytes in parts.items()}
     if shards > 1 and not samples_with_vllm(config):  # ranks that sample from shards would have to decode in step
-        parts["whole copy to sample from"] = master * facts.num_parameters
+        parts["whole copy to sample from"] = model
     return parts
 
 
@@ -81,6 +105,7 @@ def estimate(
     rows: dict[str, int],
     shards: int = 1,
     gpu_bytes: float | None = None,
+    passes: Passes | None = None,
 ) -> dict[str, dict[str, float]]:
     """Bytes by phase and part, of one GPU or of the process on a CPU.
 
@@ -89,6 +114,7 @@ def estimate(
         rows: rollouts decoded at once, by phase name ("generate", "evaluate").
         shards: GPUs over which the training state is split (FSDP).
         gpu_bytes: memory of the whole GPU where it is known; vLLM then takes its fraction of it.
+        passes: of the update; one of --micro-batch-tokens unless given.
 
     Returns:
         phase -> part -> bytes. "always" is there in every phase but "load", which comes before the first optimizer step.
@@ -96,12 +122,18 @@ def estimate(
     """
     from vipfast.learn.pack import choose_packing  # imports NumPy, and --help comes through here
 
+    passes = passes or Passes(config.micro_batch_tokens, several=False)
+    config = dataclasses.replace(config, micro_batch_tokens=passes.tokens)
     master, compute = _widths(config)
     vllm = samples_with_vllm(config)
     state = training_state(config, facts, shards)
     always = {name: part for name, part in state.items() if name != "gradients"}
+    always |= {"libraries loaded with the model": LIBRARY_BYTES} if config.device == "cpu" else {}
     phases = {"always": always, "load": {name: part for name, part in always.items() if not name.startswith("Adam")}}
-    copies = {"bfloat16 copies of the weights": 2 * facts.num_parameters} if config.dtype == "bfloat16" else {}
+    # A frozen layer is its own copy; of the other weights, only the head and the adapters are multiplied with.
+    own = facts.vocab * facts.hidden + facts.lora_parameters(config.lora_rank)
+    copied = own if config.base_in_bfloat16 else facts.num_parameters
+    copies = {"bfloat16 copies of the weights": 2 * copied} if config.dtype == "bfloat16" else {}
     if not vllm:  # the sampler computes as the learner does, and keeps them
         always |= copies
         copies = {}
@@ -123,12 +155,16 @@ def estimate(
         **head,
         **copies,
     }
+    if config.device == "cpu" and passes.several:
+        phases["update"]["kept by malloc of earlier passes"] = MALLOC_KEEPS * phases["update"]["activations"]
     packing = choose_packing(config.packing, config.device, config.dtype)
     if packing.kind == "varlen" and packing.attention is None:
         # as booleans, and once more in the dtype that attention adds to its scores
         phases["update"]["mask of a packed row"] = config.micro_batch_tokens**2 * (1 + compute)
     if vllm and never_sleeps(config):
         phases["update"] |= decoding.get("generate", {})
+    elif config.device == "cpu" and "generate" in decoding:  # the store stays for the next step
+        phases["update"]["KV cache"] = decoding["generate"]["KV cache"]
     phases["sync"] = {}
     if vllm:
         awake = decoding.get("generate", {}) if never_sleeps(config) else {"vLLM's weights": vllm_weights(config, facts)}
@@ -180,7 +216,8 @@ def _decoding(
     compute = _widths(config)[1]
     cache = count * (prompt_tokens + config.max_new_tokens) * kv_bytes(config, facts)
     if not vllm:
-        return {"KV cache": cache, "logits of one position": count * facts.vocab * compute}
+        drawing = DRAWING_BYTES * min(count * facts.vocab, max(DRAWN_AT_ONCE, facts.vocab))
+        return {"KV cache": cache, "logits of one position": count * facts.vocab * compute, "drawing from them": drawing}
     if config.device == "cpu":
         return {"vLLM's weights": vllm_weights(config, facts), "KV cache": VLLM_CPU_CACHE_BYTES}
     if gpu_bytes is not None and config.vllm_memory is not None:

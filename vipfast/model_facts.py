@@ -48,9 +48,14 @@ class ModelFacts:
     @property
     def gathered_parameters(self) -> int:
         """Parameters that FSDP holds whole at once: two of the layers, and the embedding and head, which are no layer's."""
+        layer = self.linear_parameters // self.num_layers
+        return 2 * layer + max(self.num_parameters - self.linear_parameters, self.vocab * self.hidden)
+
+    @property
+    def linear_parameters(self) -> int:
+        """Weights of all layers' linear maps, on which adapters sit, biases apart."""
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        layer = 2 * self.hidden * (q + kv) + 3 * self.hidden * self.intermediate
-        return 2 * layer + max(self.num_parameters - self.num_layers * layer, self.vocab * self.hidden)
+        return self.num_layers * (2 * self.hidden * (q + kv) + 3 * self.hidden * self.intermediate)
 
 
 def model_folder(model: str) -> Path | None:
@@ -116,6 +121,13 @@ def read_config(folder: Path) -> dict:
     except json.JSONDecodeError as error:
         raise UsageError(f"--model {folder}: its config.json is not valid JSON ({error}); save the model again") from error
     return config.get("text_config", config)
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether the tokenizer of a model folder words prompts as a chat."""
+    settings = folder / "tokenizer_config.json"
+    inside = settings.is_file() and bool(json.loads(settings.read_text(encoding="utf-8")).get("chat_template"))
+    return inside or (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file()
 
 
 def size_in_name(model: str) -> float | None:

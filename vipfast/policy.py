@@ -12,6 +12,8 @@ from transformers.utils import logging
 
 from vipfast.config import Config
 from vipfast.errors import UsageError
+from vipfast.frozen import keep_in_bfloat16
+from vipfast.shortage import shortage_told
 from vipfast.vocabulary import limit_to_tokenizer
 
 GENERIC_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -57,7 +59,8 @@ def load_tokenizer(config: Config):
 def load_policy(config: Config, tokenizer=None):
     """The model to train, in main memory.
 
-    Master weights are float64 for ``--dtype float64`` and float32 otherwise: AdamW at 1e-6 moves no bfloat16 weight.
+    Master weights are float64 for ``--dtype float64`` and float32 otherwise: AdamW at 1e-6 moves no bfloat16 weight. What LoRA
+    freezes may be bfloat16 (``--base-dtype``).
 
     Args:
         config: names it.
@@ -66,11 +69,13 @@ def load_policy(config: Config, tokenizer=None):
 
     Raises:
         UsageError: no model there, one with fewer rows than the tokenizer has ids, or LoRA asked for without the peft library.
+        ShortageError: it does not fit into main memory.
     """
     logging.disable_progress_bar()  # its bars would tear the live view
     dtype = torch.float64 if config.dtype == "float64" else torch.float32
     try:
-        model = AutoModelForCausalLM.from_pretrained(model_path(config.model), dtype=dtype, attn_implementation="sdpa")
+        with shortage_told(config):
+            model = AutoModelForCausalLM.from_pretrained(model_path(config.model), dtype=dtype, attn_implementation="sdpa")
     except (OSError, ValueError, SafetensorError) as error:
         raise UsageError(
             f"--model {config.model}: no model could be loaded ({_first_line(error)}); give 'starter', a from_pretrained "
@@ -78,21 +83,23 @@ def load_policy(config: Config, tokenizer=None):
         ) from error
     if tokenizer is not None:
         limit_to_tokenizer(model, tokenizer, config.model)
-    return _with_lora(model, config) if config.lora_rank else model
+    model = _with_lora(model, config) if config.lora_rank else model
+    return keep_in_bfloat16(model) if config.base_in_bfloat16 else model
 
 
 def load_reference(config: Config, tokenizer=None):
-    """The frozen starting policy for the KL term, loaded like the policy; None when ``--beta`` is 0, so that nothing is."""
+    """The frozen starting policy for the KL term, loaded like the policy but for adapters; None when ``--beta`` is 0."""
     if config.beta == 0:
         return None
-    return load_policy(dataclasses.replace(config, lora_rank=0), tokenizer).requires_grad_(False).eval()
+    reference = load_policy(dataclasses.replace(config, lora_rank=0), tokenizer).requires_grad_(False).eval()
+    return keep_in_bfloat16(reference) if config.base_in_bfloat16 else reference
 
 
 def _with_lora(model, config: Config):
     try:
         import peft
     except ModuleNotFoundError as error:
-        raise UsageError(f"--lora-rank {config.lora_rank}: needs the peft library; pip install 'vipfast[gpu]'") from error
+        raise UsageError(f"--lora-rank {config.lora_rank}: needs the peft library; pip install 'vipfast[lora]'") from error
     torch.manual_seed(config.seed)
     adapters = peft.LoraConfig(
         r=config.lora_rank, lora_alpha=2 * config.lora_rank, target_modules="all-linear", lora_dropout=0.0

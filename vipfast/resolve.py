@@ -27,13 +27,16 @@ LONGEST_PROMPT = 1024
 """Default prompt limit of models other than the starter; their positions leave far more than a rollout batch can hold."""
 
 
-def resolve(config: Config, ask_torch: bool = True, gpu_bytes: float | None = None) -> tuple[Config, list[str]]:
+def resolve(
+    config: Config, ask_torch: bool = True, gpu_bytes: float | None = None, resumed: bool = False
+) -> tuple[Config, list[str]]:
     """Check a config as far as that needs no model, and fill in its ``None`` fields.
 
     Args:
         config: options as given; already resolved ones pass unchanged.
         ask_torch: False never imports torch (``--dry-run``): a GPU is then assumed where the nvidia-smi program is.
         gpu_bytes: memory of the GPU to plan for, where torch is not asked.
+        resumed: the options are a saved run's; --base-dtype auto then says that it was saved before there was a choice.
 
     Returns:
         The resolved config (fields of another allocator, and field names of the task, may stay None) and one line per choice,
@@ -80,6 +83,12 @@ def resolve(config: Config, ask_torch: bool = True, gpu_bytes: float | None = No
     fill("device", *(("cuda", "--gpu-memory-gb") if gpu_bytes else _find_device(config, ask_torch)))
     device = filled.get("device", config.device)
     fill("dtype", "bfloat16" if device == "cuda" else "float32", f"on {device}")
+    if config.lora_rank and config.base_dtype == "auto" and not resumed:
+        dtype = filled.get("dtype", config.dtype)
+        filled["base_dtype"] = "bfloat16" if dtype == "bfloat16" else "float32"
+        lines.append(f"base_dtype = {filled['base_dtype']} (LoRA over --dtype {dtype})")
+    elif not config.lora_rank and config.base_dtype != "auto":
+        lines.append(f"note: --base-dtype {config.base_dtype} has no effect with --lora-rank 0, which freezes nothing")
     resolved = dataclasses.replace(config, **filled)
     if ask_torch:
         _check_ranks(resolved)

@@ -27,7 +27,7 @@ def settled(config: Config, resume: bool) -> tuple[Config, list[str], Path | Non
         config, notes = continued(load_yaml(Path(config.output_dir) / "config.yaml"), config)
         if config.steps < checkpoint.step_of(restored):
             raise UsageError(f"--steps {config.steps}: the run is already at step {checkpoint.step_of(restored)}")
-    config, chosen = resolve(config)
+    config, chosen = resolve(config, resumed=resume)
     if not resume:
         run_folder.check_fresh(config.output_dir)
     # A resumed run's options have been told; the machine it goes on with may be another.

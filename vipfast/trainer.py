@@ -23,12 +23,12 @@ from vipfast.allocate.uniform import Uniform
 from vipfast.config import CUSTOM, PYTHON, Config
 from vipfast.config_file import continued, save_yaml
 from vipfast.distributed import join
-from vipfast.dry_run import expected_memory
 from vipfast.engine import choose_engine, make_engine
 from vipfast.engine.base import Sampling
 from vipfast.engine.sampling import stop_ids
 from vipfast.errors import CheckpointError, DeadRunError, RewardError, SyncError
 from vipfast.evaluate import evaluate
+from vipfast.expected import check_memory, expected_memory
 from vipfast.learn.learner import Learner
 from vipfast.learn.sharding import choose_parallel
 from vipfast.placement import Placement
@@ -39,6 +39,7 @@ from vipfast.rollout import collect
 from vipfast.run_result import DONE, STOPPED, RunResult
 from vipfast.select import EpochSelector
 from vipfast.settled import settled
+from vipfast.shortage import shortage_told
 from vipfast.state import set_rng_state
 from vipfast.stop import StopRequest
 from vipfast.tasks.base import load_task
@@ -84,6 +85,8 @@ class Trainer:
         self.tokenizer = load_tokenizer(config)
         self.task = load_task(config, self.tokenizer, prompts, reward)
         self.notes += self.task.notes
+        if self.restored is None:
+            self.notes += self.ranks.decided(lambda: check_memory(config, self.task))
         self.selector = EpochSelector(self.task.train, config.seed)
         split = self.ranks.size > 1 and choose_engine(config, config.device)[0] == "vllm"
         self.placement = Placement(self.ranks, config.tensor_parallel_size if split else 1)
@@ -135,7 +138,7 @@ class Trainer:
         config = self.config
         self.telemetry = NoTelemetry()
         with contextlib.ExitStack() as stack:
-            for resource in (self.stop, contextlib.closing(self.grader), self.ranks.losses_named()):
+            for resource in (shortage_told(config), self.stop, contextlib.closing(self.grader), self.ranks.losses_named()):
                 stack.enter_context(resource)
             stack.callback(lock.release, self.run_dir)
             self.ranks.decided(self._open_folder)

@@ -7,6 +7,7 @@ from peft import LoraConfig, get_peft_model
 
 from vipfast.engine.merge import PlainWeights
 from vipfast.errors import UsageError
+from vipfast.frozen import keep_in_bfloat16
 
 
 def with_lora(tied=True, **options):
@@ -42,6 +43,17 @@ def test_merged_weights_are_the_wrapped_models(tied, options):
     ours, theirs = (log_probs(model, PROMPTS[0], [3, 1, 4]) for model in (loaded(weights, tied), policy))
     assert abs(ours - theirs).max() < FLOAT32
     assert abs(log_probs(qwen2(tied), PROMPTS[0], [3, 1, 4]) - theirs).max() > 0.1
+
+
+def test_over_a_bfloat16_base_sums_are_taken_and_handed_on_in_float32():
+    policy, plain = with_lora(), with_lora()
+    for name, parameter in plain.named_parameters():
+        if name.endswith("base_layer.weight"):
+            parameter.data = parameter.data.bfloat16().float()
+    keep_in_bfloat16(policy)
+    ours, theirs = (dict(PlainWeights(model)(model.named_parameters())) for model in (policy, plain))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert {tensor.dtype for tensor in ours.values()} == {torch.float32}
 
 
 def test_a_hundred_cycles_leave_every_weight_bit_identical():

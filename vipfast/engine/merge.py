@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vipfast.errors import UsageError
+from vipfast.frozen import FrozenLinear
 
 
 class PlainWeights:
@@ -57,17 +58,14 @@ class PlainWeights:
             parts.setdefault(layer, {})[part] = tensor.detach()
             if len(parts[layer]) == 3:
                 bucket.append((layer, parts.pop(layer)))
-                if sum(held["weight"].nbytes for _, held in bucket) >= self.bucket_bytes:
+                if sum(held["weight"].numel() * held["lora_B"].itemsize for _, held in bucket) >= self.bucket_bytes:
                     yield from self._merged(bucket)
                     bucket = []
         yield from self._merged(bucket)
 
     def _merged(self, bucket: list[tuple[str, dict[str, Tensor]]]) -> list[tuple[str, Tensor]]:
         with torch.no_grad():
-            return [
-                (f"{layer}.weight", torch.addmm(held["weight"], held["lora_B"], held["lora_A"], alpha=self._scaling[layer]))
-                for layer, held in bucket
-            ]
+            return [(f"{layer}.weight", _sum(**held, scaling=self._scaling[layer])) for layer, held in bucket]
 
     def _plain(self, name: str) -> str | None:
         """The plain name of a parameter; None for an adapter's own."""
@@ -76,6 +74,11 @@ class PlainWeights:
         if layer not in self._scaling:
             return name
         return f"{layer}.{part}" if part in ("weight", "bias") else None
+
+
+def _sum(weight: Tensor, lora_A: Tensor, lora_B: Tensor, scaling: float) -> Tensor:
+    """In the adapters' dtype: a base in bfloat16 would round away what they have learned."""
+    return torch.addmm(weight.to(lora_B.dtype), lora_B, lora_A, alpha=scaling)
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -94,7 +97,7 @@ def _scalings(base: Any) -> dict[str, float]:
         if not hasattr(module, "base_layer"):
             continue
         adapters = set(getattr(module, "scaling", ()))
-        plain = type(module.base_layer) is nn.Linear and not getattr(module, "lora_magnitude_vector", None)
+        plain = type(module.base_layer) in (nn.Linear, FrozenLinear) and not getattr(module, "lora_magnitude_vector", None)
         biased = any(linear.bias is not None for linear in getattr(module, "lora_B", {}).values())
         if len(adapters) != 1 or not plain or biased:
             raise UsageError(

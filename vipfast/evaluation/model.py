@@ -69,17 +69,29 @@ def load(source: Source, config: Config, tokenizer):
     Raises:
         UsageError: no model there, or adapters without the peft library or of another model.
     """
+    from vipfast.frozen import keep_in_bfloat16
     from vipfast.policy import load_policy
 
     model = load_policy(config, tokenizer)
     if source.adapter is None:
         return model.to(config.device)
+    if config.base_dtype == "bfloat16":
+        keep_in_bfloat16(model.requires_grad_(False))
+    return with_adapters(model, source).to(config.device)
+
+
+def with_adapters(model, source: Source):
+    """The base model, wrapped with the adapters of ``source``.
+
+    Raises:
+        UsageError: no peft library, or adapters of another model.
+    """
     try:
         import peft
     except ModuleNotFoundError as error:
-        raise UsageError(f"--model {source.name}: LoRA adapters need the peft library; pip install 'vipfast[gpu]'") from error
+        raise UsageError(f"--model {source.name}: LoRA adapters need the peft library; pip install 'vipfast[lora]'") from error
     try:
-        return peft.PeftModel.from_pretrained(model, source.adapter).to(config.device)
+        return peft.PeftModel.from_pretrained(model, source.adapter)
     except (RuntimeError, ValueError) as error:
         raise UsageError(
             f"--model {source.name}: its adapters do not fit {source.base} ({str(error).splitlines()[0]})"
