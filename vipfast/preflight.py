@@ -8,7 +8,6 @@ from pathlib import Path
 from vipfast.config import Config
 from vipfast.errors import UsageError
 
-
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of tokenizers that are read from tokenizer.json alone."""
 
