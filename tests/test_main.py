@@ -92,6 +92,7 @@ def test_the_page_names_every_command_and_loads_none_of_them():
         (["trian"], 2, "error: vipfast trian: no such command; did you mean train? there are train, evaluate, compare"),
         (["--allocator", "vip"], 2, "error: vipfast --allocator: no such command; there are train"),
         (["train", "--lr", "1"], 2, "error: --lr: no such option; did you mean --learning-rate?"),
+        (["evaluate", "--lr-schedule", "linear"], 2, "error: --lr-schedule: is an option of training, which this command does"),
         (["evaluate", "--temp", "1"], 2, "error: --temp: no such option; did you mean --temperature?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -62,13 +62,16 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return elsewhere or (close[0] if close else None)
 
 
-def check_argv(argv: Sequence[str], known: Iterable[str], switches: Iterable[str] = ()) -> None:
+def check_argv(
+    argv: Sequence[str], known: Iterable[str], switches: Iterable[str] = (), of_training: Iterable[str] = ()
+) -> None:
     """Refuse what stands on a command line under no option's name, or under one's twice.
 
     Args:
         argv: the arguments; what does not begin with two dashes is a value, and what follows "=" too.
         known: option names with underscores.
         switches: those of them that also have a --no- form.
+        of_training: names that another command knows and this one does not read.
 
     Raises:
         UsageError: naming the flag, and the one that was probably meant.
@@ -80,6 +83,8 @@ def check_argv(argv: Sequence[str], known: Iterable[str], switches: Iterable[str
         name = next((switch for switch in switches if name == f"no_{switch}"), name)
         if name.startswith("tyro_"):  # its completion of shells
             continue
+        if name in of_training:
+            raise UsageError(f"{flag}: is an option of training, which this command does not read; leave it out")
         if name not in known:
             meant = nearest(name, known)
             remedy = f"did you mean --{meant.replace('_', '-')}?" if meant else "see --help for all options"

@@ -30,7 +30,7 @@ def parse(argv: Sequence[str]) -> Evaluation:
         SystemExit: 0 after --help; 2 after a value of the wrong kind.
     """
     read = [name for name in Flags.__dataclass_fields__ if name not in TRAINING]
-    check_argv(argv, read, [name for name in read if Flags.__dataclass_fields__[name].type is bool])
+    check_argv(argv, read, [name for name in read if Flags.__dataclass_fields__[name].type is bool], of_training=TRAINING)
     given = _flags(argv, {})
     values, source, trained_on, notes = defaults(given)
     return settle(_flags(argv, values) if values else given, source, trained_on, notes)
