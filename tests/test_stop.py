@@ -87,7 +87,8 @@ def test_sigterm_is_answered_too_and_names_itself():
     )
     process.send_signal(signal.SIGTERM)
     out, said = process.communicate(timeout=PATIENCE_S)
-    assert (out, said) == ("finishing step 12, a second signal stops now\nSIGTERM\n", "") and process.returncode == 0
+    assert sorted(out.splitlines()) == ["SIGTERM", "finishing step 12, a second signal stops now"]
+    assert said == "" and process.returncode == 0
 
 
 def test_after_the_step_ctrl_c_no_longer_claims_that_nothing_was_started():
@@ -116,6 +117,33 @@ print(stop.name)
 """
     process = started(within_a_step(body))
     assert process.communicate(timeout=PATIENCE_S) == ("None\n", "") and process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "left"), [("_check_sync", "no checkpoint was saved yet"), ("_guarded_step", "go on with .* --resume")]
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_stop_at_once_speaks_of_a_checkpoint_only_where_there_is_one(tmp_path, monkeypatch, place, left):
+    from vipfast import Config, Trainer
+
+    def stopped(trainer):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Trainer, place, stopped)
+    options = dict(prompts_per_step=4, rollouts_per_prompt=4.0, vigor_num_rounds=2, heldout_prompts=4, threads=1, device="cpu")
+    with pytest.raises(KeyboardInterrupt, match=left):
+        Trainer(Config(steps=2, output_dir=str(tmp_path / "r"), **options)).run()
+    assert (tmp_path / "r" / "checkpoints" / "step-0").exists() == ("--resume" in left)
+
+
+def test_an_evaluation_answers_and_then_leaves_the_way_on_to_its_command():
+    work = "print('deaf', flush=True)\nimport time\nwhile True: time.sleep(0.05)"
+    process = started(within_a_step(work).replace(', "go on with this"', ""))
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline().startswith("finishing")
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=PATIENCE_S)[1] == "stopped at once; the old way on\n" and process.returncode == 130
 
 
 def test_signals_and_descriptors_are_given_back():

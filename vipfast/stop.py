@@ -83,14 +83,14 @@ class StopRequest(_Answered):
 
     Args:
         say: prints a line, from a thread.
-        left: what a stop at once leaves and how to go on from it; may be set anew.
+        left: what a stop at once leaves and how to go on from it; may be set anew. None: the command knows.
     """
 
     numbers = (signal.SIGTERM, signal.SIGINT)
     begun = False
     """Whether this process has come to do something that a stop interrupts."""
 
-    def __init__(self, say: Callable[[str], None] = lambda message: None, left: str = ""):
+    def __init__(self, say: Callable[[str], None] = lambda message: None, left: str | None = None):
         super().__init__()
         self.name: str | None = None
         self.left = left
@@ -101,8 +101,8 @@ class StopRequest(_Answered):
         return super().__enter__()
 
     def _handle(self, number: int, frame: object) -> None:
-        if self.name is not None:
-            raise KeyboardInterrupt(self.left)
+        if self.name is not None or self._heard > 1:  # two signals in quick succession come here as one
+            raise KeyboardInterrupt(*filter(None, [self.left]))
         self.name = signal.Signals(number).name
 
     def _hear(self, number: int) -> bool:

@@ -54,6 +54,13 @@ class Progress:
         self.done = done
         self._show()
 
+    def say(self, message: str) -> None:
+        """Print a line, above the bar if there is one."""
+        if self._bar is not None:
+            self._bar.console.print(message, markup=False, highlight=False, soft_wrap=True)
+        elif self._shown:
+            print(message, flush=True)
+
     def ask(self, requests: Sequence[Request]) -> None:
         self.flow.ask(requests)
 

@@ -21,6 +21,8 @@ from vipfast.placement import Placement
 from vipfast.rewards.grader import Grader
 from vipfast.rollout import sample_uniformly
 from vipfast.stop import StopRequest
+from vipfast.telemetry.activity import NOW
+from vipfast.telemetry.status import StatusLine
 from vipfast.tools import with_tools
 from vipfast.types import Prompt
 
@@ -66,12 +68,15 @@ def sample_missing(
     if num_done == len(chunks):  # no model is needed
         return None, progress
     with ExitStack() as stack:
-        engine = open_engine(asked, config, tokenizer, placement)
+        with StatusLine(shown=ranks.rank == 0):
+            NOW.begin("starting", "loading the model")
+            engine = open_engine(asked, config, tokenizer, placement)
+        NOW.begin("the samples under way")
         if ranks.size == 1:
             stack.callback(engine.close)
         else:  # no rank closes while another samples
             ranks.at_leave.append(engine.close)
-        stop = stack.enter_context(StopRequest())
+        stop = stack.enter_context(StopRequest(progress.say))
         stack.enter_context(progress)
         graders: dict[str, Grader] = {}
         for number in range(num_done, len(chunks)):
