@@ -89,8 +89,9 @@ def test_the_page_names_every_command_and_loads_none_of_them():
     [
         ([], 0, "usage: vipfast COMMAND"),
         (["--version"], 0, f"vipfast {__version__}"),
-        (["trian"], 2, "error: vipfast trian: no such command; did you mean train? there are train, evaluate, compare"),
+        (["trian"], 2, "error: vipfast trian: no such command; did you mean train? there are train, evaluate, compare, merge"),
         (["--allocator", "vip"], 2, "error: vipfast --allocator: no such command; there are train"),
+        (["merge", "gone", "out"], 2, "error: "),
         (["train", "--lr", "1"], 2, "error: --lr: no such option; did you mean --learning-rate?"),
         (["evaluate", "--lr-schedule", "linear"], 2, "error: --lr-schedule: is an option of training, which this command does"),
         (["evaluate", "--temp", "1"], 2, "error: --temp: no such option; did you mean --temperature?"),

@@ -1,4 +1,4 @@
-"""The ``vipfast`` command, and ``python -m vipfast``: train, evaluate or compare; each takes the options of its own --help."""
+"""The ``vipfast`` command, and ``python -m vipfast``: train, evaluate, compare or merge, each with its own --help."""
 
 import importlib
 import sys
@@ -10,6 +10,7 @@ COMMANDS = {
     "train": ("vipfast.cli", "train a policy on verifiable rewards, go on with a run, or show a run's plan (--dry-run)"),
     "evaluate": ("vipfast.evaluation.command", "mean@k, pass@k and maj@k of a model, with intervals"),
     "compare": ("vipfast.compare", "train every allocator on the same seeds and compare"),
+    "merge": ("vipfast.merge", "make one model of a run's LoRA adapters and their base"),
 }
 """Module whose ``main(argv)`` runs the command and returns its exit code, and what it does."""
 
