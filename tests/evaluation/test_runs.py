@@ -187,14 +187,18 @@ def test_sigterm_keeps_the_chunk_and_exits_with_3(monkeypatch, capsys, own_tasks
 
 
 def test_a_folder_that_holds_another_evaluation_is_refused_by_what_differs(capsys, own_tasks, trained):
-    options = ["--task", own_tasks[0], "--samples", 1, "--max-prompts", 3, "--output-dir", "out"]
-    assert evaluate(*options) == 0
+    options = {"--task": own_tasks[0], "--samples": 1, "--max-prompts": 3, "--output-dir": "out"}
+
+    def asked(changed):
+        return [part for option in (options | changed).items() for part in option]
+
+    assert evaluate(*asked({})) == 0
     for changed, told in (
-        (["--samples", 2, "--temperature", 0.5], "--samples is 2, there 1; --temperature is 0.5, there 1.0"),
-        (["--task", own_tasks[1]], f"--task is ['{own_tasks[1]}'], there ['{own_tasks[0]}']"),
-        (["--model", trained / "full"], "--model is"),
+        ({"--samples": 2, "--temperature": 0.5}, "--samples is 2, there 1; --temperature is 0.5, there 1.0"),
+        ({"--task": own_tasks[1]}, f"--task is ['{own_tasks[1]}'], there ['{own_tasks[0]}']"),
+        ({"--model": trained / "full"}, "--model is"),
     ):
-        assert evaluate(*options, *changed) == 2
+        assert evaluate(*asked(changed)) == 2
         assert f"--output-dir out: holds another evaluation: {told}" in capsys.readouterr().err
 
 
