@@ -30,7 +30,7 @@ def scores(completions, answers, metadata):
         ("4 and 5 make 9 apples", "9"),
         ("costs $1,000.00.", "1000"),
         ("-7", "-7"),
-        ("no number", None),
+        ("there is no number in this line", None),
         (r"\boxed{unclosed", None),
         ("1/0", "1/0"),
         ("12 km", "12"),
@@ -76,7 +76,8 @@ def test_reward_is_all_or_nothing_and_empty_gold_is_unscored():
         (r"\boxed{.5}", "5", 0.0),
         (r"\boxed{\sqrt{5}}", "5", 0.0),
         ("Answer: x^5", "5", 0.0),
-        ("Answer: 5!", "5", 0.0),
+        ("Answer: 5!", "5", 1.0),  # cheering
+        (r"\boxed{5!}", "5", 0.0),
         ("it is .5", "0.5", 1.0),
         ("Answer: -5", "5", 0.0),
         ("Answer: 15", "5", 0.0),

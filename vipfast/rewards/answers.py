@@ -11,12 +11,20 @@ from fractions import Fraction
 from functools import lru_cache
 
 from vipfast.rewards.extract import boxed, find
-from vipfast.rewards.prose import computed, last_value
+from vipfast.rewards.prose import last_value
 from vipfast.rewards.statement import trimmed, turned
 from vipfast.rewards.tidy import LONGEST, tidy
 from vipfast.rewards.units import unit
 
 _LONGEST_SPELLING = 200
+_MOST_WORDS = 5
+_STATES = re.compile(
+    r"(?:(?:so|thus|hence|then|therefore|we|get|gets|have|has|find|obtain|it|he|she|they|there|are|is|was|were|be|will|the|a|an|"
+    r"total|totals|number|value|sum|amount|answer|result|final|of|in|all|equal|equals|to|that|this|exactly|just|only|cost|costs|"
+    r"pay|pays|need|needs|sold|spent|made|makes|left|now|x|y)|[\s,:=$€£¥*])*",
+    re.IGNORECASE,
+)
+"""Words in front of a number that state it and do nothing to it."""
 MOST_BOXES = 16
 
 _QUALIFIER = re.compile(r"(?i)\b(?:not|at least|at most|or more|or less|or fewer|maybe|unless)\b")
@@ -43,7 +51,7 @@ def final_answers(completion: str) -> tuple[str, ...]:
     """
     found = find(completion)
     if found.place == "nowhere":
-        values = [last_value(text) for text in found.texts]
+        values = [last_value(text) or _short(text) for text in found.texts]
         return tuple(tidy(value) for value in values if value)
     if len(found.texts) > MOST_BOXES:
         return ()
@@ -51,14 +59,21 @@ def final_answers(completion: str) -> tuple[str, ...]:
     return tuple(filter(None, {spelled(answer): answer for answer in map(_without_prose, texts)}.values()))
 
 
+def _short(text: str) -> str | None:
+    """A text of a few words and no number, which is its own answer."""
+    words = text.split()
+    return " ".join(words).strip("*_") if len(words) <= _MOST_WORDS and not re.search(r"\d", text) else None
+
+
 def _without_prose(text: str) -> str:
+    """The number of a sentence that does nothing but state it; anything else as it stands."""
     answer = tidy(text)
-    if len(answer) > LONGEST or not is_prose(answer) or turned(answer) or computed(answer) or qualified(answer):
-        return answer
-    if value(unit(answer)[0]) is not None:
+    if len(answer) > LONGEST or not is_prose(answer) or value(unit(answer)[0]) is not None:
         return answer
     number = last_value(text)
-    return tidy(number) if number else answer
+    if number is None or text.count(number) != 1 or not _STATES.fullmatch(text.partition(number)[0]) or turned(answer):
+        return answer
+    return tidy(number)
 
 
 def gold_answer(answer: str) -> str:

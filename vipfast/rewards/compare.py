@@ -24,6 +24,7 @@ _NAMED = re.compile(rf"({_NAME})\s?=\s?([^=<>]+)")
 _NAMED_TOGETHER = re.compile(rf"\(\s?({_NAME}(?:\s?,\s?{_NAME}){{1,5}})\s?\)\s?=\s?\(([^=<>]+)\)")
 _ENVELOPE = re.compile(r"\\(?:begin|end)\{(?:cases|array|matrix)\}(?:\{[lcr|]*\})?")
 _BRACKETED = re.compile(r"\(([^()]*=[^()]*)\)|\\\{([^{}]*=[^{}]*)\\\}")
+_HALF_DAY = re.compile(r"(?<=[\d\s{])([ap])\.?\s?m\b", re.IGNORECASE)
 _CLOCK = re.compile(r"\d{1,2}:\d\d(?::\d\d)?")
 _SEPARATOR = re.compile(
     r"(?:,|;)?\s?\\(?:text|mathrm|mbox|textrm)\{\s*(?:and|or|,)\s*\}\s?|\s(?:and|or)\s|[,;]\s?|\s?\\\\\s?|"
@@ -40,10 +41,15 @@ _TERM = (
     r"(?:\\d?frac\{[A-Za-z]{1,3}\}\{[A-Za-z]{1,3}\}|\\sqrt\{[A-Za-z]\}|[A-Za-z]\s?:\s?[A-Za-z]|E?\[[A-Z]{1,6}\]|"
     r"\\(?:text|mathrm|operatorname|overline|overrightarrow|widehat|vec|hat)\s?\{[^{}]*\}(?:\([^()]*\))?|"
     r"m?\s?\\(?:angle|triangle|measuredangle)\s?[A-Za-z]{1,4}|\|[A-Za-z\\{}() ]{1,20}\||[a-zA-Z]\s?\([A-Za-z0-9,\\ ]{1,20}\)|"
-    r"(?:\\?[A-Za-z]++(?:_(?:\w|\{\w{1,9}\}))?'{0,3}\s?){1,4}+)"
+    r"(?:(?:\\[A-Za-z]++|[A-Za-z]{1,3}+(?![A-Za-z]))(?:_(?:\w|\{\w{1,9}\}))?'{0,3}\s?){1,4}+|[A-Za-z]{4,15})"
 )
 _QUANTITY = re.compile(rf"{_TERM}(?:\s?[-+]\s?{_TERM}){{0,5}}")
 """A name, a function's value, a length or angle, or sums of them: no numbers, powers or brackets of their own."""
+_SPOKEN = re.compile(
+    r"(?<![^\s(])(?!(?:and|or|sin|cos|tan|cot|sec|csc|arc\w+|log|exp|sqrt|mod|gcd|lcm|max|min|pi|theta|alpha|beta|gamma|lambda|"
+    r"infinity|inf)\b)[A-Za-z]{4,}(?![^\s),.])"
+)
+"""A word that stands by itself, of which the parser of formulas would make a product of letters, or nothing."""
 _RELATES = re.compile(r"[<>]|\\(?:leq?|geq?|neq?)(?![a-z]).*\b(?:and|or)\b")
 _CONNECTS = re.compile(r"[\s,;]*(?:and|or)?[\s,;]*")
 
@@ -150,6 +156,9 @@ def by_value(gold: str, answer: str) -> bool | None:
     gold_value, value = read.value(gold), read.value(answer)
     if gold_value is not None and value is not None:
         return gold_value.same(value)
+    halves = [half[1].lower() for text in (gold, answer) if (half := _HALF_DAY.search(text))]
+    if len(set(halves)) > 1:
+        return False
     (gold_number, gold_unit), (number, found_unit) = unit(gold), unit(answer)
     if gold_unit is not None and found_unit is not None and gold_unit != found_unit:
         return False
@@ -192,7 +201,9 @@ def told_apart(gold: str, answer: str) -> Verdict | None:
     # Formulas of a letter or two, such as xy, are words too; longer ones would be products that forget their order.
     if gold_words is not None and (gold_words[1] and len(gold_words[0]) > 1 or len(gold_words[0]) > 3):
         return wrong
-    return wrong if _leaves_words(answer) and not _WORDY.search(gold) else None
+    if _SPOKEN.search(gold):
+        return right if read.lowered(gold) == read.lowered(answer) else None
+    return wrong if _SPOKEN.search(unit(answer)[0]) or (_leaves_words(answer) and not _WORDY.search(gold)) else None
 
 
 def _joined_by(text: str) -> set[str]:

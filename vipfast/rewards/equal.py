@@ -33,6 +33,7 @@ _LATEX = [LatexExtractionConfig(boxed_match_priority=0)]
 _DETERMINANT = re.compile(r"\\det|\{vmatrix\}|\|\s?\\begin")
 _ENVIRONMENT = re.compile(r"\\det|\\(?:begin|end)\{\w+\}")
 _NESTED = re.compile(r"\\(?:frac|sqrt)|\^")
+_LONG_NUMBER = re.compile(r"\d{300}")
 _HARD_LIMIT = re.compile(r"\\lim(?![a-z]).*(?:\\binom|\\Gamma|!|\^\s?\{?\s?\d\d)")
 _REFUSALS = (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError)
 """What sympy raises on expressions that it cannot compare."""
@@ -75,7 +76,7 @@ def parsed(text: str) -> sympy.Basic | sympy.MatrixBase | None:
     """The expression of a tidied answer, unevaluated; None if it is none, or if the parser leaves digits out."""
     if _SIDE_BY_SIDE.search(text) or _depth(text) > DEEPEST or text.count(",") + text.count("|") > MOST_PARTS:
         return None
-    if _large_determinant(text) or _HARD_LIMIT.search(text):
+    if _large_determinant(text) or _HARD_LIMIT.search(text) or _LONG_NUMBER.search(text):
         return None
     found = parse(r"\boxed{" + text + "}", _LATEX, parsing_timeout=None)
     if len(found) < 2 or isinstance(found[0], str):
@@ -229,6 +230,8 @@ def num_digits(expression) -> float:
         return 1.0
     sizes = [num_digits(part) for part in expression.args]
     if isinstance(expression, sympy.Pow):
+        if expression.base.is_number and not expression.base.is_Rational and sizes[1] > 2.5:  # (1 + sqrt 2)^2000
+            return math.inf
         number = isinstance(expression.base, sympy.MatrixBase) or expression.base.is_number
         return sizes[0] * _size(sizes[1]) if expression.exp.is_number and number else sum(sizes)
     if isinstance(expression, sympy.exp) and expression.is_number:
@@ -245,8 +248,10 @@ def num_terms(expression) -> float:
     if not getattr(expression, "free_symbols", None):
         return 1
     parts = [num_terms(part) for part in (expression.flat() if isinstance(expression, sympy.MatrixBase) else expression.args)]
-    if isinstance(expression, sympy.Pow) and expression.exp.is_real and expression.exp.is_number and parts[0] > 1:
+    if isinstance(expression, sympy.Pow) and expression.exp.is_real and expression.exp.is_number:
         power = abs(expression.exp.evalf(15))
+        if parts[0] == 1:
+            return 1 if power <= MOST_DIGITS else math.inf
         if max(power, parts[0]) > MOST_TERMS:
             return math.inf
         return math.comb(int(power) + parts[0] - 1, parts[0] - 1) if power >= 1 else parts[0]

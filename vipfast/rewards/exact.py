@@ -9,6 +9,8 @@ from vipfast.rewards.tidy import LONGEST
 from vipfast.rewards.units import contradict, unit
 from vipfast.types import ZERO_ONE
 
+_IN_TEXT = re.compile(r"\\(?:text|mathrm|mbox|textrm)\{([^{}]*)\}")
+
 
 def reward(completions: list[str], answers: list, metadata: list[dict]) -> list[Verdict]:
     """1.0 where the completion's final answer equals the gold answer, 0.0 where not; None where the gold is empty.
@@ -43,7 +45,7 @@ def same(gold: str, answer: str) -> bool:
 
 def _unspaced(answer: str) -> str:
     """Without spaces, but for those that keep two numbers apart."""
-    return re.sub(r"(?<!\d) | (?!\d)", "", answer)
+    return re.sub(r"(?<!\d) | (?!\d)", "", _IN_TEXT.sub(r"\1", answer))
 
 
 def _spelling(answer: str) -> str | None:

@@ -24,12 +24,13 @@ _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _ADVERB = (
     "therefore|thus|then|hence|so|simply|just|exactly|precisely|indeed|clearly|obviously|finally|now|also|again|still|actually|"
     "really|only|in fact|of course|consequently|accordingly|approximately|about|roughly|equal to|given by|found to be|"
-    "as follows|in the end|as expected|nothing but|always|[a-z]{2,14}ly"
+    "as follows|in the end|as expected|nothing but|none other than|always|[a-z]{2,14}ly"
 )
+_NEGATED = r"(?:is|was)(?:n['’]t| not)|(?:can|will|would|should)(?:not| not|n?['’]t) be|won['’]t be"
 _PHRASE = re.compile(
     rf"####|\b(?:answers?|(?:correct|right|best) (?:option|choice))\b[*_]{{0,3}}"
     rf"(?:\s?\([^()\n]{{0,40}}\)|\s(?:to|for|of)\b[^.:=\n]{{1,80}}?)?(?:,\s?(?:{_ADVERB}|though|however),)?"
-    rf"(?:\s{{0,9}}[*_]{{0,3}}(?::|=(?!=))|\s{{1,9}}(?:(?P<negated>(?:is|was)(?:n['’]t| not)|can(?:not|['’]t) be)|"
+    rf"(?:\s{{0,9}}[*_]{{0,3}}(?::|=(?!=))|\s{{1,9}}(?:(?P<negated>{_NEGATED})|"
     rf"is|are|was|equals|becomes|"
     rf"(?:should|must|would|will|can only|has to) be|"
     rf"(?:comes|turns) out to be)\b)"
@@ -43,6 +44,8 @@ _SAYS_NOTHING = re.compile(
 _UNSURE = re.compile(
     r"\b(?:if|whether|(?:don['’]t|do not) (?:think|believe)|doubt|unlikely)\b[^.!?;:\n]{0,40}\Z", re.IGNORECASE
 )
+_MARKUP = re.compile(r"</?(?!answer|think)[A-Za-z][A-Za-z0-9]{0,9}\s?/?>|<\|[^|<>\n]{1,30}\|>")
+_FRAME = re.compile(r"^[^\w\\$€£¥({\[|+\-−–—﹣‐‑.√∛π<>#]+|[*_\s\"“”‘’«»「」]+\.?$")
 _FENCE = re.compile(r"^```\w*$", re.MULTILINE)
 _INSTEAD = re.compile(r"\b(?:it is|it['’]s|but)\b", re.IGNORECASE)
 _DISPLAY = re.compile(r"\s{0,99}(\\\[|\$\$)")
@@ -161,5 +164,5 @@ def _first_block(text: str) -> str:
 
 
 def _bare(line: str) -> str:
-    """A line without the marks of Markdown around it."""
-    return line.strip().lstrip(",").strip('*_ "“”').strip()
+    """A line without the marks of Markdown, tags and quotes around it."""
+    return _FRAME.sub("", _MARKUP.sub(" ", line)).strip()

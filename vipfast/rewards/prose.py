@@ -25,8 +25,10 @@ _COMPUTED = re.compile(
 
 # Formulas as they stand in prose: runs of anything but white space and words, joined where a sign of arithmetic says so.
 _RUN = re.compile(
-    r"(?:\\(?:text|mathrm|mbox|textrm)\s?\{[^{}\n]{0,80}\}|[^\sA-Za-z\\]|\\[A-Za-z]+|\\|(?<![A-Za-z\\])[A-Za-z](?![A-Za-z]))+"
+    r"(?:\\(?:text|mathrm|mbox|textrm)\s?\{[^{}\n]{0,80}\}|[\d.,:;!?%°√π∞$€£¥#~'\"“”‘’`_^{}()\[\]|*/+=<>≤≥≠≈×·÷±−–—﹣‐‑∛∜⁰¹²³⁴-⁹½¼¾-]|"
+    r"\\[A-Za-z]+|\\|(?<![A-Za-z\\])[A-Za-z](?![A-Za-z]))+"
 )
+_TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9]{0,9}\s?/?>|<\|[^|<>\n]{1,30}\|>")
 _GOES_ON = re.compile(
     r"(?:[-+*/^_=<>×·÷≤≥≠−{(]|\\(?:times|cdot|div|pm|leq?|geq?)|"
     r"\\(?:frac|sqrt|log|ln|lg|sin|cos|tan|cot|sec|csc|binom|max|min|gcd)(?:[_^](?:\w|\{\w{1,9}\}))?)\Z"
@@ -52,7 +54,7 @@ def last_value(text: str) -> str | None:
     Between dollars or the brackets of LaTeX a formula is taken whole. Elsewhere it is the stretch around the last number, so
     that 4 is not the answer of ``\frac{3}{4}``, nor 3 that of "−3".
     """
-    text = text[-LONGEST_TAIL:]
+    text = _TAG.sub(" ", text[-LONGEST_TAIL:])
     formulas = [m for m in MATHS.finditer(text) if not _EXPONENT.fullmatch(m[0])] if "$" in text or "\\" in text else []
     formula = formulas[-1] if formulas else None
     begin, value = _last_stretch(text, formula.end() if formula else 0)
@@ -64,11 +66,6 @@ def last_value(text: str) -> str | None:
     if function := _COMPUTED.search(before):  # sqrt(5), the square root of 5
         return before[function.start() :] + value
     return f"-{value}" if _MINUS.search(before) else value
-
-
-def computed(text: str) -> bool:
-    """Whether a text computes with a number instead of stating it: "the square root of 42"."""
-    return _COMPUTED.search(text) is not None
 
 
 def _last_stretch(text: str, start: int) -> tuple[int, str | None]:

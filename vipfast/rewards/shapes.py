@@ -79,6 +79,8 @@ def shaped(reward: Any, *, gold_names: Sequence[str] = (), task: str = "") -> Sh
     # A dataset's column is hardly called answers, and vipfast's own parameter is.
     if "completions" in named and "answers" not in named and (rest or three or named & {"prompts", "completion_ids"}):
         return _trl(reward, named, rest, gold_names)
+    if rest and "answers" not in named and (not named or named & {"prompts", "completion_ids"}):
+        return _trl(reward, named, rest, gold_names)
     first = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:3]
     if not three and {"prompt", "prompts"} & set(first):
         three = "a prompt is none of the three"

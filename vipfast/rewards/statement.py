@@ -59,7 +59,7 @@ def trimmed(statement: str) -> str:
     if lead is None:
         return _before_clause(first)
     behind = first[lead.end() :]
-    if not re.search(r"[^\W_]|[-+*/^=<>×·!{\\]", behind):
+    if not re.search(r"[^\W_]|[-+*/^=<>×·{\\]", behind):
         return lead[0]
     if _DASH.match(behind):
         return lead[0]

@@ -37,8 +37,9 @@ def _over(match: re.Match) -> str:
 _REWRITES = [
     (re.compile(pattern), by)
     for pattern, by in (
-        (r"^[-–](?=[\d.\\])", "-"),  # a dash in front is a minus; between numbers it may be a range
+        (r"^[-–—](?=[\d.\\])", "-"),  # a dash in front is a minus; between numbers it may be a range
         (r"√\s*(\w+|\([^()]*\))", r"\\sqrt{\1}"),
+        (r"^(-?)\s?\\?\$\s?(-?[\d.,]+)$", r"\1\2 dollar"),
         (r"\\[$%]", lambda match: {"$": "", "%": "%"}[match[0][1]]),
         (r"^(?:US|AU|CA|HK|NZ|A|C)(?=\$\s?\d)|\$|\\[()]|\\displaystyle|\\(?:left|right)(?![a-z])|\\!|\*\*|`", ""),
         (r"^\\\[(.*)\\\]$", r"\1"),
@@ -54,6 +55,7 @@ _REWRITES = [
         (r"\\[bB]igg?[lrm]?(?![A-Za-z])", ""),
         (r"\\(?:mathbf|mathrm|mathit|boldsymbol)\s(?=\d)", ""),
         (r"\\(?:left|right)\s?\.", ""),
+        (r"\\nicefrac(?![a-z])", r"\\frac"),
         (r"(?<=\d)\s?\^\s?\{?\s?(?:\\(?:text|mathrm)\s?\{)?\s?(?:st|nd|rd|th)\s?\}{0,2}$", ""),
         (r"^\\text\{\s?([-+]?[\d.,/]+[^{}]*|[A-Za-z]\s?=[^{}]*)\}$", r"\1"),
         (r"\s?(?:\\pmod\s?(?:\{[^{}]*\}|\d)|\\text\{\s?\(mod\s?\d+\)\s?\}|\(\s?\\?(?:bmod|mod)\s?\d+\s?\))$", ""),

@@ -13,7 +13,7 @@ _UNITS = {
     for name in names.split()
 }
 _NO_UNIT = re.compile(
-    r"\b(?:and|or|not|to|by|is|are|mod|if|for|when|where|with|than|more|less|fewer|plus|minus|times|over|point|one|two|squared|"
+    r"\b(?:and|or|not|to|by|is|are|mod|if|for|when|where|with|than|more|less|fewer|plus|minus|times|over|point|below|above|one|two|squared|"
     r"cubed|factorial|half|halves|hundreds?|thousands?|millions?|billions?|trillions?|dozens?|score|gross|lakhs?|crores?|"
     r"thirds?|fourths?|quarters?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|hundredths?|thousandths?)\b"
 )
