@@ -18,7 +18,7 @@ LINE = {
 
 if __name__ == "__main__":
     with Telemetry(sys.argv[1], Config(), 60) as telemetry, StopRequest(telemetry.say) as stop:
-        row = {"reward": 1.0, "prompt": "sort 3 1 =", "completion": "1 3", "uid": "u", "answer": "1 3"}
+        row = {"reward": 1.0, "prompt": "sort 3 1 =", "completion": "1 3" + 200 * " 5", "uid": "u", "answer": "1 3"}
         telemetry.log(1, LINE, np.repeat([2, 6, 14, 30], [32, 16, 8, 8]))
         telemetry._view.update({}, None, [row])
         NOW.begin("step 2")

@@ -34,7 +34,8 @@ class Progress:
         if self._shown and sys.stdout.isatty():
             from rich import progress
 
-            columns = (progress.TextColumn("{task.description}"), progress.BarColumn(None), progress.MofNCompleteColumn())
+            # Not as wide as the terminal: the ^C that it echoes would wrap, and the bar be left there.
+            columns = (progress.TextColumn("{task.description}"), progress.BarColumn(20), progress.MofNCompleteColumn())
             columns += (progress.TextColumn("{task.fields[rate]}"), progress.TextColumn("{task.fields[left]} left"))
             self._bar = progress.Progress(*columns, transient=True)
             self._row = self._bar.add_task("", total=self.total, completed=self.done, rate="", left="–")

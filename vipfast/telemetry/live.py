@@ -106,6 +106,8 @@ class LiveView:
         lines = [line for _, lines in blocks for line in lines]
         for line in lines:
             line.no_wrap, line.overflow = True, "ellipsis"
+        # The cursor rests behind the last one, where the terminal echoes ^C; wrapped, that would leave a line behind.
+        lines[-1].truncate(max(width - 2, 1), overflow="ellipsis")
         return lines
 
     def _progress(self, width: int) -> Text:
