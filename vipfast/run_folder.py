@@ -69,6 +69,12 @@ def go_on(config: Config, steps: int | None = None) -> str:
     return f"Trainer(Config(output_dir={config.output_dir!r}, …), {', '.join(given)}, resume=True).run()"
 
 
+def once_mended(config: Config) -> str:
+    """How to go on after a run that learned nothing: as it was with a mended reward, or anew, since its options stay."""
+    anew = f"with other options, such as --learning-rate, start anew from --model {config.output_dir}/best"
+    return f"with the reward mended go on with {go_on(config)}; {anew}"
+
+
 def claim(folder: str | Path) -> None:
     """Make a new run's folder and lock it; of two runs that want the same one, the second is refused (UsageError)."""
     path = Path(folder)

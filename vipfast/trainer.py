@@ -234,7 +234,7 @@ class Trainer:
             self._save()
         if config.stop_when_dead and (dead := self.ranks.decided(lambda: self.telemetry.dead)):
             self._save()
-            raise DeadRunError(f"--stop-when-dead: {dead}. All is saved; once mended, go on with {run_folder.go_on(config)}")
+            raise DeadRunError(f"--stop-when-dead: {dead}. All is saved; {run_folder.once_mended(config)}")
 
     def _start_or_restore(self) -> None:
         NOW.begin("the start", "sync")

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -154,6 +156,16 @@ def test_gradients_are_float32_and_rounded_once(dtype, chunk_tokens):
     for ours, (exact, error) in zip(found, gradient_errors(case), strict=True):
         assert ours.dtype == dtype
         assert_within(ours, exact, error + stored(exact, dtype))
+
+
+def test_float32_gradients_have_no_error_of_scale():
+    """Rounding errors have any sign, so over a whole gradient they stay near one rounding of the sums: a factor that is off in
+    the fifth place, which hides below the bounds of single entries, does not."""
+    case = Case(V=101, D=16, dtype=torch.float32)
+    _, exact = dense_grads(case, True, 0.1)
+    for found, wanted in zip(case.grads(case.fused().loss), exact, strict=True):
+        error = (found.double() - wanted).norm() / wanted.norm()
+        assert error <= 6 * math.sqrt(101) * torch.finfo(torch.float32).eps / 2
 
 
 def test_upstream_scale_and_second_backward():

@@ -27,6 +27,15 @@ def levels(completions, level, solution, **kwargs):
 def ids(completions, completion_ids, **kwargs):
     return [float(sum(row)) for row in completion_ids]
 
+def ids_alone(completion_ids, **kwargs):
+    return [float(sum(row)) for row in completion_ids]
+
+def anything(**kwargs):
+    return [float(text == gold) for text, gold in zip(kwargs["completions"], kwargs["answer"])]
+
+def stripped(completions, answer, **kwargs):
+    return [float(text.strip() == gold) for text, gold in zip(completions, answer)]
+
 def chat(completions, **kwargs):
     return [float(len(completion[0]["content"])) for completion in completions]
 
@@ -113,6 +122,8 @@ def make(request, tmp_path, monkeypatch):
         ("accuracy", "TRL", [1.0, 0.0]),
         ("levels", "TRL", [0.5, 1.0]),
         ("ids", "TRL", [55.0, 112.0]),  # ord("7"), ord("8") + ord("8")
+        ("ids_alone", "TRL", [55.0, 112.0]),
+        ("anything", "TRL", [1.0, 0.0]),
         ("compute_score", "verl", [1.0, 0.0]),
         ("bare", "verl", [1.0, 0.0]),
         ("own", None, [1.0, 0.0]),
@@ -135,6 +146,8 @@ def test_after_messages_a_completion_is_a_message_too(make):
     reward = make("chat")
     assert graded(reward, "seven", prompts=posed) == [5.0] and reward.check_golds(posed, 0) == []
     assert shown(("prompts",), posed, [""], [[]]) == {"prompts": [messages]}
+    with pytest.raises(UsageError, match="as TRL calls it, with messages since the prompt is one of these.*AttributeError"):
+        make("stripped").check_golds(posed, 0)
     begun = [*messages, {"role": "assistant", "content": "It is "}]
     assert graded(make("chat"), "seven", prompts=[Prompt("u", "p", np.array([1]), "7", {}, messages=begun)]) == [11.0]
     with pytest.raises(UsageError, match="as TRL calls it, with texts since the prompt is one.*TypeError"):

@@ -52,8 +52,9 @@ def load_records(config: Config, notes: list[str]) -> tuple[list[Record], str]:
     rows = rows_of(config, notes)
     sample = list(itertools.islice(rows, SAMPLE))
     layout = _layout(config, sample)
-    notes.append(f"layout: {layout.name} ({layout.prompt}, {layout.answer}), graded as {layout.verifier}")
-    if layout.name == "GSM8K" and layout.verifier == EXACT:
+    graded = "" if config.reward and "task" not in config.reward else f", graded as {layout.verifier}"
+    notes.append(f"layout: {layout.name} ({layout.prompt}, {layout.answer}){graded}")
+    if layout.name == "GSM8K" and layout.verifier == EXACT and graded:
         notes[-1] += " (as maths once math-verify is installed: pip install 'vipfast[tasks]')"
     if layout.verifier == EXACT and not config.reward:
         records = _records(config.task, iter(sample), layout, [], (), Counter())
