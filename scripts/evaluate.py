@@ -2,7 +2,7 @@
 
 import sys
 
-from vipfast.evaluation.command import main
+from vipfast.__main__ import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["evaluate", *sys.argv[1:]]))

@@ -2,7 +2,7 @@
 
 import sys
 
-from vipfast.cli import main
+from vipfast.__main__ import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["train", *sys.argv[1:]]))

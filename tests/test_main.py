@@ -1,5 +1,6 @@
 """The command ``vipfast``: its commands and recipes, from a checkout and from a wheel alone."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -108,3 +109,11 @@ def test_a_run_that_fails_ends_the_comparison_with_its_message(tmp_path, capsys)
     folder = str(tmp_path / "runs")
     assert command.main(["compare", "--seeds", "0", "--output-dir", folder, "--", "--steps", "-1"]) == 2
     assert "--steps -1: must lie in" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_a_command_is_imported_speaks_of_no_run(monkeypatch, capsys):
+    def interrupted(module):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    assert main(["train"]) == 130 and capsys.readouterr().err == "stopped; nothing was started yet\n"

@@ -20,7 +20,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, *rest = (sys.argv[1:] if argv is None else list(argv)) or ["--help"]
     if name in COMMANDS:
         # Each imports what it needs, and this page nothing.
-        return importlib.import_module(COMMANDS[name][0]).main(rest)
+        try:
+            command = importlib.import_module(COMMANDS[name][0])
+        except KeyboardInterrupt:
+            print("stopped; nothing was started yet", file=sys.stderr)
+            return 130
+        return command.main(rest)
     if name in ("-h", "--help"):
         print(_help())
         return 0

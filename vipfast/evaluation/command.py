@@ -13,6 +13,8 @@ from vipfast.engine import choose_engine
 from vipfast.evaluation.options import TRAINING, Evaluation, Flags, defaults, settle
 from vipfast.names import check_argv
 from vipfast.resolve import resolve
+from vipfast.telemetry.activity import NOW
+from vipfast.telemetry.status import StatusLine
 
 GO_ON = "start the same command again to go on"
 
@@ -37,9 +39,12 @@ def parse(argv: Sequence[str]) -> Evaluation:
 
 
 def _run(argv: Sequence[str], ranks: Ranks) -> int:
-    asked = ranks.decided(lambda: _prepare(argv))
-    # torch comes with these, and --help should not wait for it
-    from vipfast.evaluation.run import run
+    with StatusLine(shown=ranks.rank == 0):
+        NOW.begin("starting", "settling the options")
+        asked = ranks.decided(lambda: _prepare(argv))
+        NOW.enter("importing torch")
+        # torch comes with these, and --help should not wait for it
+        from vipfast.evaluation.run import run
 
     return run(asked, ranks)
 
