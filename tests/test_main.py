@@ -116,4 +116,4 @@ def test_ctrl_c_while_a_command_is_imported_speaks_of_no_run(monkeypatch, capsys
         raise KeyboardInterrupt
 
     monkeypatch.setattr(importlib, "import_module", interrupted)
-    assert main(["train"]) == 130 and capsys.readouterr().err == "stopped; nothing was started yet\n"
+    assert command.main(["train"]) == 130 and capsys.readouterr().err == "stopped; nothing was started yet\n"
