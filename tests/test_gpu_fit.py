@@ -1,12 +1,12 @@
 """Whether a run fits its GPU: Qwen2.5's shapes, sums worked by hand, refusals that name what helps, all before any loading."""
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from qwen_shapes import SHAPES, folder
 
 import vipfast.resolve
 from vipfast import cli, gpu_fit, main_memory, memory
@@ -15,12 +15,6 @@ from vipfast.errors import UsageError
 from vipfast.model_facts import read_facts
 from vipfast.resolve import resolve
 
-# The models' own config.json, as far as it tells sizes, and the parameters their checkpoints hold.
-SHAPES = {
-    "0.5B": (dict(hidden=896, layers=24, heads=14, kv=2, intermediate=4864, vocab=151936, tied=True), 494_032_768),
-    "1.5B": (dict(hidden=1536, layers=28, heads=12, kv=2, intermediate=8960, vocab=151936, tied=True), 1_543_714_304),
-    "7B": (dict(hidden=3584, layers=28, heads=28, kv=4, intermediate=18944, vocab=152064, tied=False), 7_615_616_512),
-}
 GPU = dict(device="cuda", dtype="bfloat16", max_prompt_tokens=512, max_new_tokens=1024)
 
 
@@ -38,20 +32,6 @@ def torchrun(monkeypatch, size):
 def no_vllm_and_no_torchrun(monkeypatch):
     torchrun(monkeypatch, 1)
     with_vllm(monkeypatch, installed=False)
-
-
-def folder(path, name):
-    shape, _ = SHAPES[name]
-    sizes = dict(
-        hidden_size=shape["hidden"], num_hidden_layers=shape["layers"], num_attention_heads=shape["heads"],
-        num_key_value_heads=shape["kv"], intermediate_size=shape["intermediate"], vocab_size=shape["vocab"],
-        tie_word_embeddings=shape["tied"], model_type="qwen2", max_position_embeddings=32768,
-    )  # fmt: skip
-    path = path / f"Qwen2.5-{name}"
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps(sizes))
-    (path / "tokenizer.json").write_text("{}")
-    return str(path)
 
 
 @pytest.fixture(scope="module")
