@@ -163,6 +163,7 @@ def test_the_formula_check_decides_at_once(text):
         ("so \\boxed{2}", "2"),
         ("\\boxed{1} or \\boxed{2}", None),
         ("Answer:\n1 2\n3 4\n", "1 2\n3 4"),
+        ("Answer: 1 2\n3 4\nThat is all.", "1 2\n3 4"),
         ("The answer is 4.", "4"),
         ("Final Answer: The final answer is $4$. I hope it is correct.", "4"),
     ],

@@ -19,7 +19,7 @@ _MOST_PHRASES = 16
 _BRACE = re.compile("[{}]")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _UNBRACED = re.compile(r"[^\n$]{1,80}?(?=\$|\\[)\]]|\n|\Z)")
-_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
+_TAG = re.compile(r"<(/?)(?:final_)?answer>", re.IGNORECASE)
 
 _ADVERB = (
     "therefore|thus|then|hence|so|simply|just|exactly|precisely|indeed|clearly|obviously|finally|now|also|again|still|actually|"
@@ -66,7 +66,8 @@ class Found:
         place: "tags", "box", "line", or "nowhere" for a text that states none.
         texts: what stands there, as written: several boxes are several texts; () where there is no answer at all, because a
             thought, a tag or a box never ends. Of "nowhere" it is the whole text outside the thoughts.
-        block: of a "line" that ends with its phrase, all that follows it, such as a grid of several lines.
+        block: of a "line" that ends with its phrase, all that follows it, and of one that goes on in rows of as many words, all
+            of these: a grid of several lines.
     """
 
     place: Place
@@ -138,6 +139,8 @@ def _on_line(text: str) -> Found | None:
         if not line or _opens_display(behind):
             block = f"{behind}\n{after}".strip()
             line = _first_block(block)
+        elif rows := _further_rows(line, after):
+            block = "\n".join([line, *rows])
         if not line or _SAYS_NOTHING.match(line):
             continue
         if phrase["negated"] or _UNSURE.search(text, max(0, phrase.start() - 60), phrase.start()):
@@ -145,6 +148,16 @@ def _on_line(text: str) -> Found | None:
             line = _INSTEAD.split(line, maxsplit=1)[-1].strip() if _INSTEAD.search(line) else f"not {line}"
         return Found("line", (line,), block)
     return None
+
+
+def _further_rows(line: str, after: str) -> list[str]:
+    """The lines right behind one of several words that have as many."""
+    width, rows = len(line.split()), []
+    for row in after.split("\n", 64)[:64]:
+        if width < 2 or len(row.split()) != width:
+            break
+        rows.append(row)
+    return rows
 
 
 def _opens_display(line: str) -> bool:
