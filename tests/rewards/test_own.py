@@ -165,7 +165,7 @@ def test_the_loss_sees_the_weighted_sum_and_all_else_the_verifiers_part(choose):
     assert grader.has_answers and grader.beside and grader.reward_range == exact.reward.reward_range
     grades = graded(grader, "7", "77", "unknown", answer="7")
     assert np.array_equal(grades.reward, [2 - 0.25, -0.5, np.nan], equal_nan=True)
-    assert np.array_equal(grades.verified, [1, 0, np.nan], equal_nan=True) and grades.answer == ["7", "77", None]
+    assert np.array_equal(grades.verified, [1, 0, np.nan], equal_nan=True) and grades.answer == ["7", "77", "unknown"]
     assert grader.part_sums().tolist() == [[1, 2], [3, 2]] and grader.names == ("exact", "mine:length")
     grader.start_count()
     assert grader.part_sums().tolist() == [[0, 0], [0, 0]]
