@@ -171,14 +171,18 @@ def _is_interval(gold: str, expression) -> bool:
     if isinstance(expression, Relational | sympy.And) and not isinstance(expression, sympy.Eq | sympy.Ne):
         return True
     expression = _sides(expression)[-1]
-    return isinstance(expression, sympy.Union) or isinstance(expression, sympy.Interval) and expression != expression.interior
+    return isinstance(expression, sympy.Union) or isinstance(expression, sympy.Interval) and not _is_open(expression)
+
+
+def _is_open(interval: sympy.Interval) -> bool:
+    return bool(interval.left_open and interval.right_open)
 
 
 def _as_tuple(expression):
     """A row or column of a matrix, and an open interval, which may be a pair, as a tuple; else the expression itself."""
     if isinstance(expression, sympy.MatrixBase) and 1 in expression.shape:
         return sympy.Tuple(*expression)
-    if isinstance(expression, sympy.Interval) and expression == expression.interior:
+    if isinstance(expression, sympy.Interval) and _is_open(expression):
         return sympy.Tuple(expression.start, expression.end)
     return expression
 
@@ -249,7 +253,7 @@ def num_terms(expression) -> float:
         return 1
     parts = [num_terms(part) for part in (expression.flat() if isinstance(expression, sympy.MatrixBase) else expression.args)]
     if isinstance(expression, sympy.Pow) and expression.exp.is_real and expression.exp.is_number:
-        power = abs(expression.exp.evalf(15))
+        power = abs(int(expression.exp) if expression.exp.is_Integer else expression.exp.evalf(15))
         if parts[0] == 1:
             return 1 if power <= MOST_DIGITS else math.inf
         if max(power, parts[0]) > MOST_TERMS:
