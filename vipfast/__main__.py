@@ -4,8 +4,6 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from vipfast.names import nearest
-
 COMMANDS = {
     "train": ("vipfast.cli", "train a policy on verifiable rewards, go on with a run, or show a run's plan (--dry-run)"),
     "evaluate": ("vipfast.evaluation.command", "mean@k, pass@k and maj@k of a model, with intervals"),
@@ -34,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"vipfast {__version__}")
         return 0
+    from vipfast.names import nearest
+
     meant = nearest(name, COMMANDS)
     guess = f"did you mean {meant}? " if meant else ""
     print(f"error: vipfast {name}: no such command; {guess}there are {', '.join(COMMANDS)}", file=sys.stderr)

@@ -84,7 +84,9 @@ def check_argv(
         if name.startswith("tyro_"):  # its completion of shells
             continue
         if name in of_training:
-            raise UsageError(f"{flag}: is an option of training, which this command does not read; leave it out")
+            own = name.removeprefix("eval_")
+            remedy = f"give --{own}" if own != name and own in known else "leave it out"
+            raise UsageError(f"{flag}: is an option of training, which this command does not read; {remedy}")
         if name not in known:
             meant = nearest(name, known)
             remedy = f"did you mean --{meant.replace('_', '-')}?" if meant else "see --help for all options"

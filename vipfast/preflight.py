@@ -13,7 +13,7 @@ GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 def check(config: Config, model_folder: Path | None) -> None:
-    """Refuse boards whose packages are missing, and prompts and stops that the tokenizer of ``--model`` cannot serve.
+    """Refuse boards and adapters without their packages, and prompts and stops that the tokenizer of ``--model`` cannot serve.
 
     Args:
         config: options as given.
@@ -25,6 +25,8 @@ def check(config: Config, model_folder: Path | None) -> None:
     for name in config.trackers:
         if find_spec(name) is None:
             raise UsageError(f"--trackers {name}: its package is missing; install it with: pip install 'vipfast[trackers]'")
+    if config.lora_rank and find_spec("peft") is None:
+        raise UsageError(f"--lora-rank {config.lora_rank}: needs the peft library; pip install 'vipfast[lora]'")
     if config.output_dir is not None:
         _check_place(config.output_dir)
     if model_folder is None:

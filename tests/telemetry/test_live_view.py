@@ -80,7 +80,8 @@ PHASES = {
 def test_every_phase_is_told_at_every_size(tmp_path, activity, phase, size):
     phase(activity)
     lines = [line.plain for line in view(tmp_path, *size).frame(size[0], size[1] - 1)]
-    assert PHASES[phase] in lines and len(lines) <= size[1] - 1
+    told = PHASES[phase] if len(PHASES[phase]) <= size[0] else re.sub(r", \d+:\d\d left", "", PHASES[phase])
+    assert told in lines and len(told) <= size[0] and len(lines) <= size[1] - 1
     text = "\n".join(lines)
     for kept in ("vipfast", "step 1/60", "reward  ", "held-out mean@8", "generate 0.75  update 0.25", "of 1.00 s", "▸ 1 3"):
         assert kept in text, kept
@@ -148,3 +149,10 @@ def test_nobody_watching_is_told_all_the_same():
     since = NOW.since
     NOW.begin("step 7", "save")
     assert NOW.since == since and NOW.text().startswith("step 7 · save · ")
+
+
+def test_what_was_under_way_is_gone_from_the_last_frame(tmp_path, activity):
+    evaluating(activity)
+    last = view(tmp_path, 80, 24)
+    last.close()
+    assert not any("evaluation" in line.plain for line in last.frame(80, 23))

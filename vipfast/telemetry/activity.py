@@ -40,13 +40,18 @@ class Activity:
             yield item
             self.done += 1
 
-    def text(self) -> str:
-        """One line: "step 13 · generate, round 2 · 311/512 rollouts, 0:03 left · 0:07"; what is left is the phase's."""
+    def text(self, width: int | None = None) -> str:
+        """One line: "step 13 · generate, round 2 · 311/512 rollouts, 0:03 left · 0:07"; what is left is the phase's. It goes
+        first where a line of ``width`` columns has no room. "" between tasks."""
+        if not self.task:
+            return ""
         phase = self.phase + (f", round {self.round}" if self.round else "")
         count = f"{min(self.done, self.total)}/{self.total} {self.unit}" if self.total else ""
-        if self.flow is not None and (left := self.flow.left_s) is not None:
-            count += f", {clock(left)} left"
-        return " · ".join(part for part in (self.task, phase, count, clock(time.monotonic() - self.since)) if part)
+        left = None if self.flow is None else self.flow.left_s
+        counts = [count] if left is None else [f"{count}, {clock(left)} left", count]
+        gone = clock(time.monotonic() - self.since)
+        lines = [" · ".join(part for part in (self.task, phase, count, gone) if part) for count in counts]
+        return next((line for line in lines if width is None or len(line) <= width), lines[-1])
 
 
 NOW = Activity()

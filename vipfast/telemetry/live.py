@@ -69,6 +69,7 @@ class LiveView:
 
     def close(self) -> None:
         self._ticker.stop()
+        NOW.begin("")
         self._draw()
         self._live.stop()
 
@@ -96,7 +97,7 @@ class LiveView:
         blocks = [
             (4, [Text(shortened(self._title, width), "bold")]),
             (0, [self._progress(width)]),
-            (1, [Text(NOW.text(), "cyan")]),
+            (1, [Text(now, "cyan")] if (now := NOW.text(width)) else []),
         ]
         blocks += [(6, learning[:1]), *((5, [line]) for line in learning[1:]), (9, budget)]
         blocks += [(7, timings[:1]), (8, timings[1:2]), (2, timings[2:]), (7, sample[:1]), (3, sample[1:])]
