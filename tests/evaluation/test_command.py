@@ -286,3 +286,13 @@ def test_options_that_change_no_sample_are_no_part_of_an_evaluation():
     record["options"] |= {"reward_workers": 5, "threads": 2}  # of a time when they were written down
     (folder / "evaluation.json").write_text(json.dumps(record))
     assert open_folder(other, []) == folder
+
+
+def test_memory_that_runs_out_is_an_error_with_what_helps(tmp_path, monkeypatch, capsys):
+    def runs_out(asked, ranks):
+        raise MemoryError
+
+    monkeypatch.setattr("vipfast.evaluation.run.run", runs_out)
+    monkeypatch.chdir(tmp_path)
+    assert command.main(["--device", "cpu", "--threads", "1"]) == 1
+    assert "out of memory (MemoryError); what helps: a lower --rows-at-once, or a smaller model" in capsys.readouterr().err

@@ -156,3 +156,11 @@ def test_what_was_under_way_is_gone_from_the_last_frame(tmp_path, activity):
     last = view(tmp_path, 80, 24)
     last.close()
     assert not any("evaluation" in line.plain for line in last.frame(80, 23))
+
+
+def test_words_stay_whole_and_a_command_on_one_line(tmp_path, activity):
+    shown = view(tmp_path, 60, 16)
+    command = "continue  python scripts/train.py --resume --output-dir " + "a" * 60
+    shown.say(f"rollouts  30720 in 60 steps, 42 % in groups without signal\n{command}")
+    lines = shown._console.file.getvalue().splitlines()
+    assert command in lines and any(line.strip().startswith("signal") or line.endswith("without signal") for line in lines)

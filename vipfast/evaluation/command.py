@@ -13,6 +13,7 @@ from vipfast.engine import choose_engine
 from vipfast.evaluation.options import TRAINING, Evaluation, Flags, defaults, settle
 from vipfast.names import check_argv
 from vipfast.resolve import resolve
+from vipfast.shortage import shortage_told
 from vipfast.telemetry.activity import NOW
 from vipfast.telemetry.status import StatusLine
 
@@ -46,7 +47,10 @@ def _run(argv: Sequence[str], ranks: Ranks) -> int:
         # torch comes with these, and --help should not wait for it
         from vipfast.evaluation.run import run
 
-    return run(asked, ranks)
+    with shortage_told(
+        asked.config, ["a lower --rows-at-once"], "What is sampled is kept, and the same command goes on with it"
+    ):
+        return run(asked, ranks)
 
 
 def _prepare(argv: Sequence[str]) -> Evaluation:

@@ -64,8 +64,9 @@ class LiveView:
         self._draw()
 
     def say(self, message: str) -> None:
-        with LOCK:  # never broken by us: a command that is pasted must be one line
-            self._console.print(Text(message), soft_wrap=True)
+        with LOCK:
+            for line in message.split("\n"):  # a command that is pasted must stay one line, words may go on the next
+                self._console.print(Text(line), soft_wrap="--resume" in line or "resume=True" in line)
 
     def close(self) -> None:
         self._ticker.stop()
