@@ -179,16 +179,17 @@ def test_the_estimate_of_activations_is_near_what_autograd_keeps():
         policy, kept = Policy(model, dtype, "cpu", 1.0, train=True), {}
 
         def keep(tensor, kept=kept):
-            # weights, and bfloat16 copies of them, have no dimension of 512 tokens
-            if 512 in tensor.shape:
+            # weights, and bfloat16 copies of them, have no dimension of 11 rows or all their tokens
+            if {11, 517} & set(tensor.shape):
                 kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()  # held, so that no address comes twice
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             with torch.autocast("cpu", torch.bfloat16, enabled=policy.autocast):
-                states = policy.body(input_ids=torch.arange(512)[None] % 100, use_cache=False)[0]
+                # rows below the 64 tokens from which bfloat16 attention asks the processor, not ATEN_CPU_CAPABILITY
+                states = policy.body(input_ids=torch.arange(517).view(11, 47) % 100, use_cache=False)[0]
         assert states.requires_grad
-        config = Config(device="cpu", dtype=dtype, micro_batch_tokens=512)
+        config = Config(device="cpu", dtype=dtype, micro_batch_tokens=517)
         estimate = memory.estimate(config, facts, 4.0, {})["update"]["activations"]
         assert 0.9 < estimate / sum(storage.nbytes() for storage in kept.values()) < 1.1
 
