@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from vipfast import preflight, run_folder
+from vipfast import collection, preflight, run_folder
 from vipfast.config import Config
 from vipfast.config_file import continued, load_yaml, read_yaml
 from vipfast.config_rules import flag
@@ -125,12 +125,13 @@ def _started(argv: Sequence[str], flags: _Flags, values: dict) -> tuple[Config, 
 
 def _run(argv: Sequence[str], ranks: Ranks) -> int:
     with StatusLine(shown=ranks.rank == 0):
-        NOW.begin("starting", "settling the options")
-        command = ranks.decided(lambda: _prepare(argv))
-        if command.dry_run:
-            return 0
-        NOW.enter("importing torch")
-        from vipfast.trainer import Trainer
+        with collection.held():
+            NOW.begin("starting", "settling the options")
+            command = ranks.decided(lambda: _prepare(argv))
+            if command.dry_run:
+                return 0
+            NOW.enter("importing torch")
+            from vipfast.trainer import Trainer
 
         trainer = Trainer(command.config, resume=command.resume)
     return trainer.run()

@@ -6,7 +6,7 @@ import typing
 from collections.abc import Sequence
 from dataclasses import field
 
-from vipfast import cli
+from vipfast import cli, collection
 from vipfast.config import Config
 from vipfast.distributed import Ranks
 from vipfast.engine import choose_engine
@@ -40,7 +40,7 @@ def parse(argv: Sequence[str]) -> Evaluation:
 
 
 def _run(argv: Sequence[str], ranks: Ranks) -> int:
-    with StatusLine(shown=ranks.rank == 0):
+    with StatusLine(shown=ranks.rank == 0), collection.held():
         NOW.begin("starting", "settling the options")
         asked = ranks.decided(lambda: _prepare(argv))
         NOW.enter("importing torch")
