@@ -42,9 +42,10 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vipfast import streams
-from vipfast.allocate import make_allocator, solver
+from vipfast.allocate import solver
 from vipfast.allocate.uniform import Uniform
 from vipfast.allocate.vip import Vip
+from vipfast.allocation import make_allocator
 from vipfast.config import Config
 from vipfast.engine.base import Finished
 from vipfast.kernels.policy_loss import group_advantages_ref

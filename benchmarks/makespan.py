@@ -31,7 +31,7 @@ from scipy.special import ndtri
 from threadpoolctl import threadpool_limits
 
 from vipfast import streams
-from vipfast.allocate import make_allocator
+from vipfast.allocation import make_allocator
 from vipfast.config import Config
 from vipfast.engine.base import Finished, Request
 from vipfast.rewards.base import Grades

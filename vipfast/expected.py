@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vipfast import cpu_fit, gpu_fit, memory
-from vipfast.allocate import make_allocator
+from vipfast.allocation import make_allocator
 from vipfast.config import Config
 from vipfast.distributed import join
 from vipfast.errors import UsageError

@@ -143,7 +143,7 @@ def _check_tools(config: Config, max_new_tokens: int, max_tool_tokens: int) -> N
 def _schedule(config: Config) -> list[tuple[str, object, str]]:
     """What the allocator's own rules decide, once they have checked that it can spend the budget (BudgetError if not)."""
     if config.allocator == "vip":
-        from vipfast.allocate import objective_and_bound
+        from vipfast.allocation import objective_and_bound
 
         objective, low = objective_and_bound(config)
         return [

@@ -7,12 +7,12 @@ from functools import partial
 import numpy as np
 
 from vipfast import streams
-from vipfast.allocate.apart import joined
 from vipfast.allocate.base import Allocator
 from vipfast.engine.base import Engine, Finished, Request
 from vipfast.errors import BudgetError
 from vipfast.ledger import Ledger
 from vipfast.placement import HERE, Placement
+from vipfast.ranks.apart import joined
 from vipfast.rewards.base import Grades
 from vipfast.rewards.beside import Beside
 from vipfast.rewards.grader import Grader
@@ -43,7 +43,7 @@ def collect(
         stream: random stream, ``streams.TRAIN`` or ``streams.EVAL``.
         threshold: a reward this high counts as a success.
         placement: which rank generates and grades a prompt's rollouts. Every rank calls this alike; with ``allocator.barrier``
-            with the same counts, without it each with its own (``allocate.apart``).
+            with the same counts, without it each with its own (``ranks.apart``).
 
     Returns:
         The rollouts, the final tally, and seconds: time/allocate_s, time/generate_s, time/reward_s.

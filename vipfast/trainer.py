@@ -15,11 +15,9 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from vipfast import checkpoint, lock, run_folder, streams
-from vipfast.allocate import make_allocator
-from vipfast.allocate.apart import Apart
 from vipfast.allocate.base import Allocator
-from vipfast.allocate.led import Led
 from vipfast.allocate.uniform import Uniform
+from vipfast.allocation import make_allocator
 from vipfast.config import CUSTOM, PYTHON, Config
 from vipfast.config_file import continued, save_yaml
 from vipfast.distributed import join
@@ -33,6 +31,8 @@ from vipfast.learn.learner import Learner
 from vipfast.learn.sharding import choose_parallel
 from vipfast.placement import Placement
 from vipfast.policy import load_policy, load_reference, load_tokenizer
+from vipfast.ranks.apart import Apart
+from vipfast.ranks.led import Led
 from vipfast.rewards.base import Reward
 from vipfast.rewards.grader import Grader
 from vipfast.rollout import collect

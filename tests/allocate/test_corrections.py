@@ -14,10 +14,10 @@ from math import comb
 import numpy as np
 import pytest
 
-import vipfast.allocate
-from vipfast.allocate import make_allocator
+import vipfast.allocation
 from vipfast.allocate.uniform import Uniform
 from vipfast.allocate.vigor import Schedule, Vigor
+from vipfast.allocation import make_allocator
 from vipfast.config import Config
 from vipfast.engine.base import Finished
 from vipfast.errors import CheckpointError, UsageError
@@ -219,7 +219,7 @@ def test_only_lagged_keeps_a_state_and_it_must_be_its_own():
 
 def test_lagged_owns_a_predictor_of_each_prompts_history(monkeypatch):
     asked = []
-    monkeypatch.setattr(vipfast.allocate, "make_predictor", lambda *arguments: asked.append(arguments) or Guess())
+    monkeypatch.setattr(vipfast.allocation, "make_predictor", lambda *arguments: asked.append(arguments) or Guess())
     config = Config(allocator="vigor", correction="lagged", weighting="rollout")
     assert make_allocator(config, [("u0", "text 0")]).predictor.name == "guess" and asked == [("beta", [("u0", "text 0")])]
     assert make_allocator(Config(allocator="vigor", correction="fresh")).predictor is None and len(asked) == 1

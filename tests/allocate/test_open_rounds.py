@@ -8,11 +8,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vipfast import streams
-from vipfast.allocate import make_allocator
 from vipfast.allocate.open_rounds import Early, Round, Streaming
 from vipfast.allocate.score import BOUNDS, SCORES
 from vipfast.allocate.solver import rounded
 from vipfast.allocate.vigor import Schedule, Vigor
+from vipfast.allocation import make_allocator
 from vipfast.config import Config
 from vipfast.engine.base import Finished
 from vipfast.errors import UsageError

@@ -7,10 +7,11 @@ import pytest
 import scipy.optimize
 
 from vipfast import rollout
-from vipfast.allocate import make_allocator, solver
+from vipfast.allocate import solver
 from vipfast.allocate.objective import OBJECTIVES, rloo
 from vipfast.allocate.tokens import Lengths, solve_tokens
 from vipfast.allocate.vip import Vip
+from vipfast.allocation import make_allocator
 from vipfast.config import Config
 from vipfast.engine.base import Finished
 from vipfast.errors import UsageError

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vipfast.allocate import make_allocator
+from vipfast.allocation import make_allocator
 from vipfast.config import Config
 from vipfast.types import Prompt, PromptBatch, Tally
 

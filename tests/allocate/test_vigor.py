@@ -6,9 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from vipfast.allocate import make_allocator
 from vipfast.allocate.score import posterior
 from vipfast.allocate.vigor import Schedule, Vigor
+from vipfast.allocation import make_allocator
 from vipfast.config import Config
 from vipfast.errors import BudgetError
 from vipfast.types import Prompt, PromptBatch, Tally

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from vipfast import xp
-from vipfast.allocate import make_allocator
 from vipfast.allocate.objective import OBJECTIVES
 from vipfast.allocate.vip import Vip
+from vipfast.allocation import make_allocator
 from vipfast.config import Config
 from vipfast.errors import BudgetError, CheckpointError, UsageError
 from vipfast.predict import make_predictor

@@ -120,7 +120,7 @@ def test_cache_path_follows_xdg(monkeypatch):
 def test_making_any_allocator_imports_neither_torch_nor_sentence_transformers():
     code = """
 import sys
-from vipfast.allocate import make_allocator
+from vipfast.allocation import make_allocator
 from vipfast.config import Config
 for name in ("uniform", "vigor", "vip"):
     make_allocator(Config(allocator=name), [("u", "text")])

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from vipfast.allocate.led import Led
 from vipfast.distributed import ALONE
 from vipfast.errors import BudgetError
+from vipfast.ranks.led import Led
 from vipfast.types import Prompt, PromptBatch, StepPlan, Tally
 
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from vipfast.allocate.apart import Apart, joined, shares
 from vipfast.allocate.vigor import Schedule, Vigor
 from vipfast.distributed import ALONE
 from vipfast.engine.base import Finished
 from vipfast.placement import Placement
+from vipfast.ranks.apart import Apart, joined, shares
 from vipfast.rewards.base import Grades
 from vipfast.rollout import collect
 from vipfast.types import ZERO_ONE, Finish, Prompt, PromptBatch, StepPlan
