@@ -13,6 +13,7 @@ from vipfast.rewards import exact
 from vipfast.rewards.base import Verdict
 from vipfast.rewards.choose import choose_reward
 from vipfast.rewards.combined import Combined
+from vipfast.rewards.given import Given
 from vipfast.rewards.grader import Grader
 from vipfast.types import Finish, Prompt, RewardRange
 
@@ -100,12 +101,20 @@ def test_what_can_go_wrong_is_named_unscored_and_counted(choose):
         "a float",
         "'right'",
     ]
-    for verdict, message in zip(verdicts[1:], [*errors, "returned nan", "returned inf"]):
+    for verdict, message in zip([*verdicts[1:7], verdicts[8]], [*errors, "a number beyond ±3.4e38"]):
         assert message in verdict.error
-    assert verdicts[1].timed_out and verdicts[9] == Verdict(None)
+    assert verdicts[1].timed_out and verdicts[7] == verdicts[9] == Verdict(None), "NaN is None, and no error"
     grader = Grader(reward, Decoder())
     values = graded(grader, "fine", "raise", "two", "none", "abcdefgh").reward
     assert np.array_equal(values, [2, np.nan, np.nan, np.nan, 4], equal_nan=True) and grader.num_errors == 2 and grader.beside
+
+
+def test_nan_and_none_are_unscored_and_no_error_wherever_the_reward_comes_from(choose):
+    for value in (np.nan, None, Verdict(np.nan)):
+        grader = Grader(Given(lambda completions, answers, metadata, value=value: [value] * len(completions)), Decoder())
+        assert np.isnan(graded(grader, "a", "b").reward).all() and grader.num_errors == 0
+    grader = Grader(choose("mine:reward"), Decoder())
+    assert np.isnan(graded(grader, "nan", "none").reward).all() and grader.num_errors == 0
 
 
 def test_slow_calls_in_a_row_stop_the_run_with_the_remedy(choose):

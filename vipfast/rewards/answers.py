@@ -13,7 +13,7 @@ from functools import lru_cache
 from vipfast.rewards.extract import boxed, find
 from vipfast.rewards.prose import last_value
 from vipfast.rewards.statement import trimmed, turned
-from vipfast.rewards.tidy import LONGEST, tidy
+from vipfast.rewards.tidy import LONGEST, TEXT, tidy
 from vipfast.rewards.units import unit
 
 _LONGEST_SPELLING = 200
@@ -25,6 +25,7 @@ _STATES = re.compile(
     re.IGNORECASE,
 )
 """Words in front of a number that state it and do nothing to it."""
+_NUMBER_ALONE = re.compile(r"\s*(-?[0-9]{1,30})\s*")
 MOST_BOXES = 16
 
 _QUALIFIER = re.compile(r"(?i)\b(?:not|at least|at most|or more|or less|or fewer|maybe|unless)\b")
@@ -38,7 +39,7 @@ _SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "bi
 _SCALED = re.compile(rf"(.*[\d}}.])\s?(?:\\text\{{)?\s?(?<![A-Za-z])({'|'.join(_SCALES)})s?\s?\}}?", re.IGNORECASE)
 _REPEATING = re.compile(r"(-?)\s*(\d{0,99})\.(\d{0,99})\\overline\{(\d{1,99})\}")
 _BASE = re.compile(r"(-?\d[0-9A-Za-z]*)\s*_\s*(?:\{\s*)?(?:\\text\{\s*)?(\d{1,2})[\s}]*")
-_TEXT = re.compile(r"\\(?:text|mathrm|mbox|textrm|operatorname)\{([^{}\\]*)\}")
+_TEXT = re.compile(rf"(?:{TEXT}|\\operatorname)\{{([^{{}}\\]*)\}}")
 _LETTERS = re.compile(r"[a-z][a-z' -]*")
 _IN_TEXT = re.compile(r"[a-z][a-z0-9',. -]*")
 
@@ -49,13 +50,18 @@ def final_answers(completion: str) -> tuple[str, ...]:
     They stand where ``extract.find`` says; where nothing is stated the last formula or number is the answer. Of a sentence with
     a number in it the number counts, unless words turn its value.
     """
+    if number := _NUMBER_ALONE.fullmatch(completion):
+        return (number[1],)
     found = find(completion)
     if found.place == "nowhere":
         values = [last_value(text) or _short(text) for text in found.texts]
         return tuple(tidy(value) for value in values if value)
     if len(found.texts) > MOST_BOXES:
         return ()
-    texts = [trimmed(text) if found.place == "line" else text for text in found.texts]
+    texts = [trimmed(text) for text in found.texts] if found.place == "line" else found.texts
+    if len(texts) == 1:
+        answer = _without_prose(texts[0])
+        return (answer,) if answer else ()
     return tuple(filter(None, {spelled(answer): answer for answer in map(_without_prose, texts)}.values()))
 
 
@@ -67,6 +73,12 @@ def _short(text: str) -> str | None:
 
 def _without_prose(text: str) -> str:
     """The number of a sentence that does nothing but state it; anything else as it stands."""
+    return _read(text) if len(text) <= LONGEST else _read.__wrapped__(text)
+
+
+@lru_cache(4096)
+def _read(text: str) -> str:
+    """The same, remembered where the text is short."""
     answer = tidy(text)
     if len(answer) > LONGEST or not is_prose(answer) or value(unit(answer)[0]) is not None:
         return answer
@@ -93,10 +105,11 @@ class Value:
 
     def same(self, other: "Value") -> bool:
         """Equal; a decimal may be rounded at its sixth place. 28 % is 28, .28 and 28 %: a gold is written either way."""
-        return any(
-            _near(self.number / mine, other.number / theirs, self.decimal or other.decimal)
-            for mine, theirs in {(1, 1), (100 if self.percent else 1, 100 if other.percent else 1)}
-        )
+        decimal = self.decimal or other.decimal
+        if _near(self.number, other.number, decimal):
+            return True
+        mine, theirs = (100 if one.percent else 1 for one in (self, other))
+        return max(mine, theirs) > 1 and _near(self.number / mine, other.number / theirs, decimal)
 
 
 def _near(a: Fraction, b: Fraction, decimal: bool) -> bool:
@@ -111,18 +124,20 @@ def value(text: str) -> Value | None:
 
 @lru_cache(4096)
 def _value(text: str) -> Value | None:
+    if text.isdecimal() and len(text) < 1000:
+        return Value(Fraction(int(text)), False, False)
     plain = text.removesuffix("%").rstrip()
     number, scale = _rational(plain.removeprefix("+")), 1
     if number is None and (scaled := _SCALED.fullmatch(plain)):
         number, scale = _rational(scaled[1].rstrip()), _SCALES[scaled[2].lower()]
-    return None if number is None else Value(number * scale, "." in plain, plain != text)
+    return None if number is None else Value(number if scale == 1 else number * scale, "." in plain, plain != text)
 
 
 def _rational(text: str) -> Fraction | None:
     if match := _RATIO.fullmatch(text) or _FRACTION.fullmatch(text):
-        sign, top, bottom = match.groups(default="1")
-        under = Fraction(bottom.replace(",", ""))
-        return None if under == 0 else _signed(sign, Fraction(top.replace(",", "")) / under)
+        sign, top, bottom = match.groups()
+        over, under = _decimal(top), _decimal(bottom or "1")
+        return None if under == 0 else _signed(sign, over if under == 1 else over / under)
     if match := _MIXED.fullmatch(text):
         sign, whole, *parts = match.groups()
         top, bottom = (int(part) for part in parts if part is not None)
@@ -137,13 +152,18 @@ def _rational(text: str) -> Fraction | None:
     return None
 
 
+def _decimal(text: str) -> Fraction:
+    digits = text.replace(",", "")
+    return Fraction(int(digits)) if digits.isdecimal() else Fraction(digits)
+
+
 def _signed(sign: str, number: Fraction) -> Fraction:
     return -number if sign == "-" else number
 
 
 def in_base(text: str) -> tuple[str, str] | None:
     """Digits and base of ``1011_2``."""
-    found = _BASE.fullmatch(text)
+    found = _BASE.fullmatch(text) if "_" in text else None
     return None if found is None else (found[1].upper(), found[2])
 
 
@@ -155,12 +175,13 @@ def words(text: str) -> tuple[str, bool] | None:
 
 def lowered(text: str) -> str:
     r"""A tidied answer in lower case, without ``\text{}`` and brackets around it."""
-    return " ".join(_TEXT.sub(r"\1", text).lower().split()).strip("() .")
+    text = _TEXT.sub(r"\1", text) if "\\" in text else text
+    return " ".join(text.lower().split()).strip("() .")
 
 
 def is_prose(text: str) -> bool:
     r"""Whether a gold is a sentence rather than an answer: bare words, of which nobody can say when they are met."""
-    bare = re.sub(r"\\[A-Za-z]+", " ", _TEXT.sub(" ", text))
+    bare = re.sub(r"\\[A-Za-z]+", " ", _TEXT.sub(" ", text)) if "\\" in text else text
     found = re.findall(r"[A-Za-z]{3,}", bare)
     return len(found) > 2 or re.match(r"\W*[A-Za-z]{3,}\W+[A-Za-z]{3,}", bare) is not None
 

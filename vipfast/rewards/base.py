@@ -30,7 +30,7 @@ class Verdict:
 
 
 Reward = Callable[[list[str], list[Any], list[dict]], Sequence[float | None | Verdict]]
-"""(completions, answers, metadata) -> per completion one finite number, None for "cannot be graded", or a Verdict.
+"""(completions, answers, metadata) -> per completion one finite number, None or NaN for "cannot be graded", or a Verdict.
 
 Attributes it may have:
     reward_range: ``types.RewardRange``, a promise of where its numbers lie; ``--round-mode early`` makes use of it.
@@ -73,7 +73,8 @@ def verdicts(values, wanted: int) -> list[Verdict]:
         raise RewardError(f"the reward returned a {type(values).__name__}; return a list with one float or None per completion")
     if not hasattr(values, "__len__") or len(values) != wanted:
         got = f"{len(values)} values" if hasattr(values, "__len__") else f"a {type(values).__name__}"
-        raise RewardError(f"the reward returned {got} for {wanted} completions; return a list with one float or None each")
+        several = f"{wanted} completion{'s' * (wanted != 1)}"
+        raise RewardError(f"the reward returned {got} for {several}; return a list with one float or None each")
     return [_verdict(value) for value in values]
 
 

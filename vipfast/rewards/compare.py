@@ -6,13 +6,14 @@ pair ``(3,-2)``, and of the choice "(C) 12" the letter or the text is compared, 
 """
 
 import re
+from functools import lru_cache
 
 from vipfast.rewards import answers as read
 from vipfast.rewards.base import Verdict
-from vipfast.rewards.tidy import LONGEST
+from vipfast.rewards.tidy import LONGEST, TEXT
 from vipfast.rewards.units import unit
 
-_LETTER = r"(?:\\(?:text|mathrm|mbox|textrm)\s?\{)?\s?"
+_LETTER = rf"(?:{TEXT}\s?\{{)?\s?"
 _CHOICE = re.compile(
     rf"{_LETTER}(?:(?:option|choice|answer)\s?:?\s?)?"
     rf"(?:\(\s?([A-J])\s?\)|([A-J])\s?(?:\)|[.:](?=\s|\}}|$)|(?=\}}?$)))[\s}}]*(.*)",
@@ -27,7 +28,7 @@ _BRACKETED = re.compile(r"\(([^()]*=[^()]*)\)|\\\{([^{}]*=[^{}]*)\\\}")
 _HALF_DAY = re.compile(r"(?<=[\d\s{])([ap])\.?\s?m\b", re.IGNORECASE)
 _CLOCK = re.compile(r"\d{1,2}:\d\d(?::\d\d)?")
 _SEPARATOR = re.compile(
-    r"(?:,|;)?\s?\\(?:text|mathrm|mbox|textrm)\{\s*(?:and|or|,)\s*\}\s?|\s(?:and|or)\s|[,;]\s?|\s?\\\\\s?|"
+    rf"(?:,|;)?\s?{TEXT}\{{\s*(?:and|or|,)\s*\}}\s?|\s(?:and|or)\s|[,;]\s?|\s?\\\\\s?|"
     rf"\s?\\(?:land|wedge)(?![a-z])\s?|\s(?={_NAME}\s?=)"
 )
 _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
@@ -36,7 +37,7 @@ _IMPLIES = re.compile(r"\\(?:implies|Rightarrow|Longrightarrow|therefore)(?![a-z
 _COMMAND = re.compile(
     r"\\(?:frac|sqrt|cdot|times|div|pi|log|ln|lg|sin|cos|tan|cot|sec|csc|pm|binom|left|right|circ|infty)(?![a-z])"
 )
-_WORDY = re.compile(r"\\(?:text|mathrm|mbox|textrm)\{[^{}]*\}")
+_WORDY = re.compile(TEXT + r"\{[^{}]*\}")
 _TERM = (
     r"(?:\\d?frac\{[A-Za-z]{1,3}\}\{[A-Za-z]{1,3}\}|\\sqrt\{[A-Za-z]\}|[A-Za-z]\s?:\s?[A-Za-z]|E?\[[A-Z]{1,6}\]|"
     r"\\(?:text|mathrm|operatorname|overline|overrightarrow|widehat|vec|hat)\s?\{[^{}]*\}(?:\([^()]*\))?|"
@@ -85,6 +86,8 @@ def _choice(text: str, signed: bool = False) -> tuple[str, str] | None:
 
 def _unnamed(gold: str, answer: str) -> tuple[str, str]:
     """Both without the names of their quantities, where that leaves nothing out that the other says."""
+    if "=" not in gold + answer:
+        return gold, answer.strip()
     ours, theirs = _values(gold), _values(answer)
     if ours and theirs and ours[0] != theirs[0]:
         return gold, answer
@@ -156,7 +159,7 @@ def by_value(gold: str, answer: str) -> bool | None:
     gold_value, value = read.value(gold), read.value(answer)
     if gold_value is not None and value is not None:
         return gold_value.same(value)
-    halves = [half[1].lower() for text in (gold, answer) if (half := _HALF_DAY.search(text))]
+    halves = [half[1].lower() for text in (gold, answer) if "m" in text.lower() and (half := _HALF_DAY.search(text))]
     if len(set(halves)) > 1:
         return False
     (gold_number, gold_unit), (number, found_unit) = unit(gold), unit(answer)
@@ -181,16 +184,22 @@ def _same_in_base(gold: str, answer: str) -> bool | None:
 
 def told_apart(gold: str, answer: str) -> Verdict | None:
     """The verdict on an answer where no algebra is needed: equal spellings, numbers, number bases, units and words."""
+    short = len(gold) + len(answer) <= LONGEST
+    return _told_apart(gold, answer) if short else _told_apart.__wrapped__(gold, answer)
+
+
+@lru_cache(4096)  # a group's rollouts often agree
+def _told_apart(gold: str, answer: str) -> Verdict | None:
     right, wrong = Verdict(1.0, spelling(gold)), Verdict(0.0, spelling(answer))
     if gold == answer:
         return right
     if not answer or len(answer) > LONGEST or (read.qualified(answer) and not read.qualified(gold)):
         return wrong
     if (same := by_value(gold, answer)) is None:
-        gold, answer = one_form(gold, answer)
+        tidied, (gold, answer) = (gold, answer), one_form(gold, answer)
         if gold == answer:
             return right
-        same = by_value(gold, answer)
+        same = by_value(gold, answer) if (gold, answer) != tidied else None
     if same is not None:
         return right if same else wrong
     if _RELATES.search(gold) and _joined_by(gold) != _joined_by(answer):
@@ -219,8 +228,11 @@ def _leaves_words(answer: str) -> bool:
 
 def plainly_usable(gold: str) -> bool | None:
     """What can be said of a tidied gold without parsing it; None: only the parser knows."""
-    if not gold or len(gold) > LONGEST:
-        return False
+    return _plainly_usable(gold) if 0 < len(gold) <= LONGEST else False
+
+
+@lru_cache(4096)
+def _plainly_usable(gold: str) -> bool | None:
     stripped = unit(gold)[0]
     if read.value(stripped) is not None or read.in_base(gold) is not None or _CLOCK.fullmatch(stripped):
         return True

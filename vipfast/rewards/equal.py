@@ -101,6 +101,7 @@ def _depth(text: str) -> int:
     return deepest
 
 
+@lru_cache(4096)  # every rollout of a prompt asks
 def usable(gold: str) -> bool:
     """Whether a gold parses whole, and equals itself."""
     expression = parsed(gold)

@@ -1,15 +1,17 @@
 """Exact match, for datasets with short final answers: numbers by value, all else letter by letter. No partial credit."""
 
 import re
+from functools import lru_cache
 
 from vipfast.rewards.answers import final_answers, gold_answer, qualified, spelled
 from vipfast.rewards.base import Verdict
 from vipfast.rewards.compare import by_value, one_form
-from vipfast.rewards.tidy import LONGEST
+from vipfast.rewards.tidy import LONGEST, TEXT
 from vipfast.rewards.units import contradict, unit
 from vipfast.types import ZERO_ONE
 
-_IN_TEXT = re.compile(r"\\(?:text|mathrm|mbox|textrm)\{([^{}]*)\}")
+_IN_TEXT = re.compile(TEXT + r"\{([^{}]*)\}")
+_SPACE = re.compile(r"(?<!\d) | (?!\d)")
 
 
 def reward(completions: list[str], answers: list, metadata: list[dict]) -> list[Verdict]:
@@ -22,6 +24,12 @@ def reward(completions: list[str], answers: list, metadata: list[dict]) -> list[
 
 def _verdict(gold: str, completion: str) -> Verdict:
     found = final_answers(completion)
+    short = len(gold) + sum(map(len, found)) <= LONGEST
+    return _judged(gold, found) if short else _judged.__wrapped__(gold, found)
+
+
+@lru_cache(4096)  # a group's rollouts often agree
+def _judged(gold: str, found: tuple[str, ...]) -> Verdict:
     if not gold:
         return Verdict(None, _spelling(", ".join(found)))
     together = ", ".join(found)
@@ -38,14 +46,15 @@ def same(gold: str, answer: str) -> bool:
     if qualified(answer) and not qualified(gold):
         return False
     if (found := by_value(gold, answer)) is None:
-        gold, answer = one_form(gold, answer)
-        found = by_value(gold, answer)
+        tidied, (gold, answer) = (gold, answer), one_form(gold, answer)
+        found = by_value(gold, answer) if (gold, answer) != tidied else None
     return _unspaced(gold) == _unspaced(answer) if found is None else found
 
 
 def _unspaced(answer: str) -> str:
     """Without spaces, but for those that keep two numbers apart."""
-    return re.sub(r"(?<!\d) | (?!\d)", "", _IN_TEXT.sub(r"\1", answer))
+    answer = _IN_TEXT.sub(r"\1", answer) if "\\" in answer else answer
+    return _SPACE.sub("", answer) if " " in answer else answer
 
 
 def _spelling(answer: str) -> str | None:

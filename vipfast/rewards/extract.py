@@ -9,10 +9,11 @@ where the next try begins.
 """
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 from vipfast.rewards.thinking import outside_thinking
+from vipfast.rewards.tidy import TEXT
 
 _MOST_PHRASES = 16
 
@@ -38,6 +39,11 @@ _PHRASE = re.compile(
     r"|^[#*_ ]{0,9}(?:the |my |our )?(?:final )?answer[*_ ]{0,9}:?[*_ ]{0,3}$",
     re.IGNORECASE | re.MULTILINE,
 )
+_WORDS = {"answer": (0,), "####": (0,), "option": (5, 6, 8), "choice": (5, 6, 8)}
+"""The words of which each phrase holds one, in lower case, and how many characters before the word it may begin: with "best ",
+"right " or "correct "."""
+_MOST_BEFORE = 20
+"""Characters between the beginning of a line and its "answer", where the phrase is the line: "### The final answer"."""
 _SAYS_NOTHING = re.compile(
     r"\W{0,9}(?:in)?(?:correct|right|wrong|helpful|useful|clear|reasonable|consistent|complete|valid|verified)\b", re.IGNORECASE
 )
@@ -51,15 +57,14 @@ _INSTEAD = re.compile(r"\b(?:it is|it['’]s|but)\b", re.IGNORECASE)
 _DISPLAY = re.compile(r"\s{0,99}(\\\[|\$\$)")
 _BEGIN_END = re.compile(r"\\(?:begin|end)\{(?:equation|align|aligned|gather|gathered|displaymath|math)\*?\}")
 
-_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|textrm)\s?\{([^{}]*)\}")
+_TEXT = re.compile(rf"(?:{TEXT}|\\(?:textbf|textit|mathbf))\s?\{{([^{{}}]*)\}}")
 _MARKS = re.compile(r"\$|\\[][()]")
 _NEXT_SENTENCE = re.compile(r"(?<=[\w$)])(?<!\b[A-Z])(?<!\b[A-Z][a-z])(?<!\b[A-Z][a-z]{2})\.\s+(?=[A-Z])")
 
 Place = Literal["tags", "box", "line", "nowhere"]
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """Where a completion states its answer, and what stands there.
 
     Attributes:
@@ -84,8 +89,8 @@ def find(completion: str) -> Found:
     if tagged == "":
         return Found("tags", ())
     inside = text if tagged is None else tagged
-    if _BOX.search(inside):
-        return Found("box", tuple(dict.fromkeys(boxed(inside))))
+    if len(parts := _BOX.split(inside)) > 1:
+        return Found("box", tuple(dict.fromkeys(_contents(parts[1:]))))
     return _on_line(inside) or Found("nowhere" if tagged is None else "tags", (inside,))
 
 
@@ -96,8 +101,13 @@ def plain(statement: str) -> str:
 
 def boxed(text: str) -> list[str]:
     r"""What stands in every ``\boxed{…}`` or ``\fbox{…}`` with balanced braces, and behind every ``\boxed 7``, in order."""
+    return _contents(_BOX.split(text)[1:])
+
+
+def _contents(parts: list[str]) -> list[str]:
+    """What each box holds, of the texts behind their commands; a box that never closes holds nothing."""
     found = []
-    for part in _BOX.split(text)[1:]:
+    for part in parts:
         if not part.startswith("{"):
             found += _unbraced(part)
             continue
@@ -122,6 +132,8 @@ def _unbraced(part: str) -> list[str]:
 
 def _in_tags(text: str) -> str | None:
     """What stands in the last ``<answer>`` that is closed; None where no such tag is opened, "" where none is closed."""
+    if "<" not in text:
+        return None
     opened, inside = None, None
     for tag in _TAG.finditer(text):
         if not tag[1]:
@@ -133,7 +145,7 @@ def _in_tags(text: str) -> str | None:
 
 def _on_line(text: str) -> Found | None:
     """The statement behind the last phrase that has one."""
-    for phrase in list(_PHRASE.finditer(text))[: -_MOST_PHRASES - 1 : -1]:
+    for phrase in list(_phrases(text))[: -_MOST_PHRASES - 1 : -1]:
         behind, _, after = text[phrase.end() :].partition("\n")
         line, block = _bare(behind), None
         if not line or _opens_display(behind):
@@ -148,6 +160,29 @@ def _on_line(text: str) -> Found | None:
             line = _INSTEAD.split(line, maxsplit=1)[-1].strip() if _INSTEAD.search(line) else f"not {line}"
         return Found("line", (line,), block)
     return None
+
+
+def _phrases(text: str) -> Iterator[re.Match]:
+    """The matches of ``_PHRASE`` from left to right, tried only where one can begin."""
+    lower = text.replace("ſ", "s").replace("ı", "i").replace("İ", "i").lower()  # as IGNORECASE takes them, letter for letter
+    end = 0
+    for start in sorted(_starts(lower)):
+        if start >= end and (phrase := _PHRASE.match(text, start)) is not None:
+            yield phrase
+            end = phrase.end()
+
+
+def _starts(lower: str) -> set[int]:
+    """Where a phrase can begin: at its word or so many characters before it, or at the beginning of a line."""
+    starts = set()
+    for word, before in _WORDS.items():
+        at = lower.find(word)
+        while at >= 0:
+            starts.update(at - num for num in before if num <= at)
+            if word == "answer":
+                starts.add(lower.rfind("\n", max(at - _MOST_BEFORE, 0), at) + 1)
+            at = lower.find(word, at + 1)
+    return starts
 
 
 def _further_rows(line: str, after: str) -> list[str]:

@@ -61,20 +61,23 @@ class Maths:
     def __call__(self, completions: list[str], answers: list, metadata: list[dict]) -> list[Verdict]:
         rows = [(_gold(answer), final_answers(text)) for answer, text in zip(answers, completions)]
         told = self._verdicts((gold, answer) for gold, found in rows for answer in found or (None,))
-        wrong = {row for row in rows if contradict(row[1]) or not all(told[row[0], answer].reward for answer in row[1])}
-        together = {(gold, found): (gold, ", ".join(found)) for gold, found in wrong if len(found) > 1}
+        several = {row for row in rows if len(row[1]) > 1}
+        wrong = {row for row in several if contradict(row[1]) or not all(told[row[0], answer].reward for answer in row[1])}
+        together = {(gold, found): (gold, ", ".join(found)) for gold, found in wrong}
         told |= self._verdicts(together.values())
         return [told[together.get((gold, found), (gold, found[0] if found else None))] for gold, found in rows]
 
     def _verdicts(self, pairs: Iterable[tuple[str, str | None]]) -> dict[tuple[str, str | None], Verdict]:
         """The verdict on each pair of a tidied gold and an answer to it, None being none."""
         told = {pair: self._told(*pair) for pair in dict.fromkeys(pairs)}
-        told |= self._asked({pair: verdict for pair, (verdict, usable) in told.items() if verdict is None or usable is None})
+        if unsettled := {pair: verdict for pair, (verdict, usable) in told.items() if verdict is None or usable is None}:
+            told |= self._asked(unsettled)
         return {pair: verdict for pair, (verdict, _) in told.items()}
 
     def _told(self, gold: str, answer: str | None) -> tuple[Verdict | None, bool | None]:
         """What needs no algebra, or is known from before: the verdict, and whether the gold can be graded against."""
-        usable = self._usable.get(gold, plainly_usable(gold))
+        usable = self._usable.get(gold)
+        usable = plainly_usable(gold) if usable is None else usable
         if usable is False:
             return Verdict(None, spelling(answer)), False
         known = self._judged.get((gold, answer))

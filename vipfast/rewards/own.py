@@ -2,16 +2,13 @@
 its time limit and not the run. Nothing of it is imported in the trainer."""
 
 import importlib
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from numbers import Real
-from typing import Any
 
 from vipfast.distributed import join
-from vipfast.errors import UsageError
-from vipfast.rewards.base import Verdict
+from vipfast.errors import RewardError, UsageError
+from vipfast.rewards.base import Verdict, verdicts
 from vipfast.rewards.pool import Outcome, Pool
 from vipfast.rewards.shapes import REMEDY, shaped, shown
 from vipfast.rewards.trial import judge, pick
@@ -22,8 +19,9 @@ class Own:
     """Calls the function, in whatever way it wants to be (rewards/shapes.py), on one completion at a time; a
     ``rewards.base.Reward``.
 
-    What raises, takes longer than its limit or returns anything else than one finite number or None leaves its rollout
-    unscored, with the error named. Calls are dealt to several workers, so a reward must not count on what an earlier one kept.
+    None and NaN leave a rollout unscored, as they do from Python. What raises, takes longer than its limit or returns anything
+    else than one finite number does so too, with the error named and counted. Calls are dealt to several workers, so a reward
+    must not count on what an earlier one kept.
 
     Args:
         name: "module:function", importable as in the folder the run was started from.
@@ -88,28 +86,14 @@ def child(name: str, folder: str, gold_names: Sequence[str] = (), task: str = ""
     called = shaped(reward, gold_names=gold_names, task=task)
 
     def call(completion: str, answer, metadata: dict, columns: dict) -> tuple[float | None, str | None]:
-        value = _single(called.call([completion], [answer], [metadata], **{key: [value] for key, value in columns.items()}))
-        return (_number(value.reward), value.answer) if isinstance(value, Verdict) else (_number(value), None)
+        values = called.call([completion], [answer], [metadata], **{key: [value] for key, value in columns.items()})
+        try:
+            (verdict,) = verdicts(values, 1)
+        except RewardError as error:
+            raise TypeError(error) from error  # wired wrongly, as the trial call says (rewards/trial.py)
+        return verdict.reward, verdict.answer
 
     promised = getattr(reward, "reward_range", None)
     promised = promised and (promised.low, promised.high, promised.binary)
     call.facts = promised, bool(getattr(reward, "has_answers", False)), called.wants, called.whose
     return call
-
-
-def _single(values) -> Any:
-    if isinstance(values, dict | str | bytes | set) or not hasattr(values, "__len__"):
-        raise TypeError(f"it returned a {type(values).__name__}; return a list with one float or None per completion")
-    if len(values) != 1:
-        raise TypeError(f"it returned {len(values)} values for 1 completion; return one float or None each")
-    return values[0]
-
-
-def _number(value) -> float | None:
-    if value is None:
-        return None
-    if not isinstance(value, Real) and not (hasattr(value, "item") and getattr(value, "ndim", 1) == 0):
-        raise TypeError(f"it returned {value!r}; return one float, or None for 'cannot be graded', per completion")
-    if not math.isfinite(number := float(value)):
-        raise ValueError(f"it returned {number}; return finite numbers, or None for 'cannot be graded'")
-    return number

@@ -2,7 +2,8 @@
 
 import re
 
-from vipfast.rewards.statement import MATHS, turned
+from vipfast.rewards.statement import formulas, turned
+from vipfast.rewards.tidy import TEXT
 
 LONGEST_TAIL = 4000
 """Characters at the end of a text among which its last formula or number is looked for."""
@@ -23,9 +24,15 @@ _COMPUTED = re.compile(
     re.IGNORECASE,
 )
 
+_SPACES = "".join(filter(str.isspace, map(chr, range(0x3001))))
+_HEDGE_ENDS, _QUALIFIED_ENDS, _MINUS_ENDS = set("rodh:,"), set("tnoreq≠"), set("sſe")
+"""The last characters, in lower case, that each has before white space, dollars and stars: most texts are told by these."""
+_LONGEST_COMPUTED = 20
+"""Characters of a function's name, and of what may follow it up to its argument."""
+
 # Formulas as they stand in prose: runs of anything but white space and words, joined where a sign of arithmetic says so.
 _RUN = re.compile(
-    r"(?:\\(?:text|mathrm|mbox|textrm)\s?\{[^{}\n]{0,80}\}|[\d.,:;!?%°√π∞$€£¥#~'\"“”‘’`_^{}()\[\]|*/+=<>≤≥≠≈×·÷±−–—﹣‐‑∛∜⁰¹²³⁴-⁹½¼¾-]|"
+    rf"(?:{TEXT}\s?\{{[^{{}}\n]{{0,80}}\}}|" + r"[\d.,:;!?%°√π∞$€£¥#~'\"“”‘’`_^{}()\[\]|*/+=<>≤≥≠≈×·÷±−–—﹣‐‑∛∜⁰¹²³⁴-⁹½¼¾-]|"
     r"\\[A-Za-z]+|\\|(?<![A-Za-z\\])[A-Za-z](?![A-Za-z]))+"
 )
 _TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9]{0,9}\s?/?>|<\|[^|<>\n]{1,30}\|>")
@@ -55,17 +62,20 @@ def last_value(text: str) -> str | None:
     that 4 is not the answer of ``\frac{3}{4}``, nor 3 that of "−3".
     """
     text = _TAG.sub(" ", text[-LONGEST_TAIL:])
-    formulas = [m for m in MATHS.finditer(text) if not _EXPONENT.fullmatch(m[0])] if "$" in text or "\\" in text else []
-    formula = formulas[-1] if formulas else None
+    formula = next((found for found in reversed(list(formulas(text))) if not _EXPONENT.fullmatch(found[0])), None)
     begin, value = _last_stretch(text, formula.end() if formula else 0)
     if value is None and formula is not None:
         begin, value = formula.start(), next(filter(None, formula.groups()))
-    before = text[max(0, begin - 60) : begin]
-    if value is None or _HEDGE.search(before) or _QUALIFIED.search(before):
+    if value is None:
         return None
-    if function := _COMPUTED.search(before):  # sqrt(5), the square root of 5
-        return before[function.start() :] + value
-    return f"-{value}" if _MINUS.search(before) else value
+    before = text[max(0, begin - 60) : begin]
+    last = before.rstrip("$*" + _SPACES)[-1:].lower()
+    if last in _HEDGE_ENDS and _HEDGE.search(before) or last in _QUALIFIED_ENDS and _QUALIFIED.search(before):
+        return None
+    anywhere = "(" in before or "of" in before.lower()
+    if function := _COMPUTED.search(before, 0 if anywhere else max(0, len(before) - _LONGEST_COMPUTED)):
+        return before[function.start() :] + value  # sqrt(5), the square root of 5
+    return f"-{value}" if last in _MINUS_ENDS and _MINUS.search(before) else value
 
 
 def _last_stretch(text: str, start: int) -> tuple[int, str | None]:
@@ -73,10 +83,11 @@ def _last_stretch(text: str, start: int) -> tuple[int, str | None]:
     digit = max(map(text.rfind, "0123456789"))
     start = max(start, text.rfind(" ", 0, max(0, digit - _NEAR)) + 1)
     runs = [(run.start(), run.end()) for run in _RUN.finditer(text, start, digit + _NEAR)]
-    numbers = [i for i, run in enumerate(runs) if any(map(str.isdecimal, text[slice(*run)])) and not _is_exponent(text, run)]
-    if not numbers:
+    last = len(runs) - 1
+    while last >= 0 and (not any(map(str.isdecimal, text[slice(*runs[last])])) or _is_exponent(text, runs[last])):
+        last -= 1
+    if last < 0:
         return 0, None
-    last = numbers[-1]
     first = _bracket_opens(text, runs, last)
     while last + 1 < len(runs) and _one_formula(text, runs[last], runs[last + 1]):
         last += 1

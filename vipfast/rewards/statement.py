@@ -1,8 +1,9 @@
 """What an answer line says: its value, without what is only said about it."""
 
 import re
+from collections.abc import Iterator
 
-from vipfast.rewards.tidy import tidy
+from vipfast.rewards.tidy import TEXT, tidy
 from vipfast.rewards.units import unit
 
 MATHS = re.compile(
@@ -11,6 +12,7 @@ MATHS = re.compile(
     re.DOTALL,
 )
 
+_BEGINS_MATHS = re.compile(r"[$\\]")
 _SENTENCE_END = re.compile(r"[.;]\s|[.;]$")
 _LABEL = re.compile(r"[A-Za-z][A-Za-z ]{2,30}:\s?(?=[-–−]?[\d$\\])")
 _NUMBER = re.compile(
@@ -36,7 +38,16 @@ _CLAUSE = re.compile(
     r"not|rather than|instead of|in (?:total|all|the|this|our|both|each))\b|\s?,\s(?=[a-z]{2}|I\s)|\s[-–—]{1,3}\s(?=[A-Za-z])"
 )
 _BARE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
-_IN_TEXT = re.compile(r"\\(?:text|mathrm|mbox|textrm|operatorname|begin|end)\s?\{[^{}]*\}")
+_IN_TEXT = re.compile(rf"(?:{TEXT}|\\(?:operatorname|begin|end))\s?\{{[^{{}}]*\}}")
+
+
+def formulas(text: str) -> Iterator[re.Match]:
+    """The matches of ``MATHS`` from left to right, tried only where one can begin."""
+    end = 0
+    for sign in _BEGINS_MATHS.finditer(text):
+        if sign.start() >= end and (formula := MATHS.match(text, sign.start())) is not None:
+            yield formula
+            end = formula.end()
 
 
 def turned(text: str) -> bool:

@@ -32,11 +32,15 @@ _OPENING = re.compile("|".join(re.escape(opening) for opening, _ in PAIRS), re.I
 _CLOSING = re.compile("|".join(re.escape(closing) for closing in dict.fromkeys(closing for _, closing in PAIRS)), re.IGNORECASE)
 _OPENED = re.compile(rf"(?:{_OPENING.pattern})\s*\Z", re.IGNORECASE)
 _LONGEST = max(len(opening) for opening, _ in PAIRS) + 20
+_SIGNS = ("<", "◁", "[t", "[T", "[/")
+"""How every tag begins. Most texts hold none of these, and are spared the search for tags."""
 _MARKERS = [tag.lower() for pair in PAIRS for tag in pair]
 
 
 def outside_thinking(text: str) -> str | None:
     """What follows the last thought of a completion, or all of it where nothing is thought; None if a thought never ends."""
+    if not any(map(text.__contains__, _SIGNS)):
+        return text
     end = 0
     for closing in _CLOSING.finditer(text):
         end = closing.end()

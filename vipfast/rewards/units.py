@@ -2,6 +2,9 @@
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
+
+from vipfast.rewards.tidy import LONGEST, TEXT
 
 _UNITS = {
     name: names.split()[0]
@@ -20,7 +23,7 @@ _NO_UNIT = re.compile(
 _LONGEST_UNIT = 100
 _POWER = r"\s*(?:\^\s*\{?([23])\}?)?\.?$"
 _IN_TEXT_UNIT = re.compile(
-    r"(?<=[^-+*/^_=(,{<>\s])\s*\\(?:text|mathrm|mbox|textrm)\{\s*((?:[^{}\\$]|\\(?:cdot|times|mu|Omega)(?![a-z])|\^\s?\{-?\d\})*?)\.?\s*\}"
+    rf"(?<=[^-+*/^_=(,{{<>\s])\s*{TEXT}\{{\s*((?:[^{{}}\\$]|\\(?:cdot|times|mu|Omega)(?![a-z])|\^\s?\{{-?\d\}})*?)\.?\s*\}}"
     + _POWER
 )
 _UNIT = re.compile(
@@ -40,12 +43,17 @@ def unit(text: str) -> tuple[str, str | None]:
     A unit is what stands in text behind a number, a known one, or words that turn no number; behind other formulas it has to be
     a known one.
     """
+    return _unit(text) if len(text) <= LONGEST else _unit.__wrapped__(text)
+
+
+@lru_cache(4096)
+def _unit(text: str) -> tuple[str, str | None]:
     start = max(len(text) - _LONGEST_UNIT, 0)
     if text.endswith("}"):
         text = _OF_TEXTS.sub(lambda found: rf"\text{{{found[1] or found[3]}/{found[2] or found[4]}}}", text)
         if found := _PRODUCT.search(text, start):
             return text[: found.start()].strip(), None
-    if found := _IN_TEXT_UNIT.search(text, start):
+    if "\\" in text and (found := _IN_TEXT_UNIT.search(text, start)):
         word, power = found[1], found[2]
         loose = text[: found.start()].rstrip()[-1:] in "0123456789}."
     elif found := _UNIT.search(text, start):
@@ -74,4 +82,4 @@ def _known_unit(word: str, power: str) -> str | None:
 
 def contradict(answers: Sequence[str]) -> bool:
     """Whether tidied answers name different units."""
-    return len({named for answer in answers if (named := unit(answer)[1])}) > 1
+    return len(answers) > 1 and len({named for answer in answers if (named := unit(answer)[1])}) > 1
