@@ -257,7 +257,7 @@ def test_resume_refuses_other_changes_by_name_with_both_values():
     make_run("mine", seed=9)
     with pytest.raises(UsageError) as error:
         cli.parse(["--resume", "--output-dir", "mine", "--seed", "1", "--temperature", "0.5", "--steps", "90"])
-    assert "--seed is 1, the run has 9; --temperature is 0.5, the run has 1.0" in str(error.value)
+    assert "--temperature is 0.5, the run has 1.0; --seed is 1, the run has 9" in str(error.value)
     assert "--steps is" not in str(error.value)
 
 

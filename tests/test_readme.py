@@ -4,7 +4,8 @@ import dataclasses
 import re
 from pathlib import Path
 
-from vipfast.config import CHANGEABLE_ON_RESUME, Config
+from vipfast.config import Config
+from vipfast.config_file import RESUMABLE
 from vipfast.config_rules import flag
 from vipfast.evaluation.options import Flags
 from vipfast.telemetry.metrics import markdown
@@ -58,7 +59,7 @@ def test_metric_table_is_the_codes_own():
 
 def test_changes_allowed_on_resume_are_named():
     sentence = re.search(r"Only (.*?) may change on resume", TEXT, re.S).group(1)
-    for name in CHANGEABLE_ON_RESUME - {"steps", "eval_every", "checkpoint_every", "output_dir"}:
+    for name in RESUMABLE - {"steps", "eval_every", "checkpoint_every", "output_dir"}:
         assert flag(name) in sentence, name
 
 

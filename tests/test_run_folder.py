@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from vipfast.config import CUSTOM, PYTHON, Config
+from vipfast.config import Config
+from vipfast.options.values import CUSTOM, PYTHON
 from vipfast.run_folder import go_on
 
 

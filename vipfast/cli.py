@@ -21,7 +21,7 @@ from vipfast.errors import CheckpointError, DeadRunError, NonFiniteError, RankEr
 from vipfast.idle import idle_options
 from vipfast.inherited import inherited, starting_point, told
 from vipfast.names import check_argv
-from vipfast.resolve import backend_notes, resolve
+from vipfast.resolve import backend_notes, resolve, sampler
 from vipfast.shortage import ShortageError
 from vipfast.stop import STOPPED_AT_ONCE, NothingYet
 from vipfast.telemetry.activity import NOW
@@ -147,7 +147,7 @@ def _prepare(argv: Sequence[str]) -> Command:
     asked = dict(ask_torch=not command.dry_run, gpu_bytes=command.gpu_bytes)
     config, lines = resolve(command.config, **asked, resumed=command.resume)
     if not (lines or command.resume or command.dry_run):  # every option came resolved, from another run's config.yaml
-        lines = idle_options(config, config.device) + backend_notes(config)
+        lines = idle_options(config, config.device, sampler(config, config.device)) + backend_notes(config)
     print(*command.notes, *lines, sep="\n", flush=True)
     if command.dry_run:
         from vipfast import dry_run

@@ -13,14 +13,18 @@ from pathlib import Path
 import yaml
 
 from vipfast import atomic
-from vipfast.config import CHANGEABLE_ON_RESUME, PYTHON, Config
+from vipfast.config import FACTS, Config
 from vipfast.config_rules import check_type, flag
 from vipfast.errors import UsageError
 from vipfast.names import nearest
+from vipfast.options.values import PYTHON
 
 RECIPES = Path(__file__).parent / "recipes"
 
 HINTS = typing.get_type_hints(Config)
+
+RESUMABLE = frozenset(name for name, facts in FACTS.items() if facts.resumable)
+"""Options a resumed run may change; any other difference is refused by name."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -102,7 +106,7 @@ def continued(saved: Config, asked: Config) -> tuple[Config, list[str]]:
     Runs of earlier versions did not tell a reward that was given in Python: where no reward is saved, one given now is taken.
 
     Raises:
-        UsageError: options outside CHANGEABLE_ON_RESUME differ; each is named with both values.
+        UsageError: options outside RESUMABLE differ; each is named with both values.
     """
     old, new = dataclasses.asdict(saved), dataclasses.asdict(asked)
     new = {name: old[name] if value is None else value for name, value in new.items()}
@@ -110,10 +114,10 @@ def continued(saved: Config, asked: Config) -> tuple[Config, list[str]]:
         new["reward"] = saved.reward  # and whoever is to call it finds it missing
     changed = [name for name in new if new[name] != old[name]]
     untold = {"reward"} if (saved.reward, asked.reward) == ((), (PYTHON,)) else set()
-    refused = [name for name in changed if name not in CHANGEABLE_ON_RESUME | untold]
+    refused = [name for name in changed if name not in RESUMABLE | untold]
     if refused:
         told = "; ".join(f"{flag(name)} is {new[name]}, the run has {old[name]}" for name in refused)
-        may = ", ".join(sorted(flag(name) for name in CHANGEABLE_ON_RESUME))
+        may = ", ".join(sorted(flag(name) for name in RESUMABLE))
         raise UsageError(f"--resume cannot change what the run learns from: {told}. It may change {may}; or start a new run")
     notes = [f"{name} = {new[name]} (was {old[name]})" for name in changed if name != "output_dir"]
     if "threads" in changed:

@@ -8,57 +8,10 @@ from typing import TYPE_CHECKING, Literal
 
 from vipfast.errors import UsageError
 from vipfast.names import nearest
+from vipfast.options.facts import facts_of
 
 if TYPE_CHECKING:
     from vipfast.config import Config
-
-_RANGES = (
-    ("task_size", 1, 10**7),
-    ("heldout_prompts", 0, 10**7),
-    ("lora_rank", 0, 4096),
-    ("threads", 1, 4096),
-    ("dist_timeout", 1, 10**7),
-    ("seed", 0, 2**63 - 1),
-    ("vllm_memory", 0.01, 1),
-    ("tensor_parallel_size", 1, 1024),
-    ("sync_bucket_mb", 1, 10**7),
-    ("prompts_per_step", 1, 10**6),
-    ("rollouts_per_prompt", 1e-6, 4096),
-    ("min_rollouts", 0, 4096),
-    ("max_rollouts", 1, 4096),
-    ("vigor_m0", 1, 4096),
-    ("vigor_num_rounds", 1, 64),
-    ("vigor_alpha", 1e-6, 1),
-    ("vigor_gamma", 1, 4096),
-    ("max_new_tokens", 1, 10**6),
-    ("max_prompt_tokens", 1, 10**7),
-    ("code_timeout", 0.1, 3600),
-    ("code_memory_mb", 128, 10**6),
-    ("reward_timeout", 0.01, 10**6),
-    ("reward_workers", 1, 1024),
-    ("max_turns", 2, 10**4),
-    ("max_tool_tokens", 1, 10**6),
-    ("tool_timeout", 1e-3, 3600),
-    ("search_k", 1, 1000),
-    ("max_reward_errors", 1, 10**9),
-    ("clip_low", 0, 1),
-    ("clip_high", 0, 1e6),
-    ("beta", 0, 1e6),
-    ("updates_per_step", 1, 10**4),
-    ("epochs", 1, 10**4),
-    ("learning_rate", 0, 10),
-    ("warmup_steps", 0, 10**9),
-    ("weight_decay", 0, 10),
-    ("max_grad_norm", 1e-12, 1e12),
-    ("micro_batch_tokens", 1, 10**9),
-    ("max_nonfinite", 1, 10**9),
-    ("steps", 0, 10**9),
-    ("eval_every", 0, 10**9),
-    ("eval_samples", 1, 4096),
-    ("checkpoint_every", 0, 10**9),
-    ("keep", 1, 10**6),
-    ("sample_rollouts", 0, 10**6),
-)
 
 
 class NamedOptions:
@@ -71,7 +24,7 @@ class NamedOptions:
         for name in options:
             if name not in cls.__dataclass_fields__:
                 meant = nearest(name, cls.__dataclass_fields__)
-                remedy = f"did you mean {meant}?" if meant else "vipfast/config.py and --help have all of them"
+                remedy = f"did you mean {meant}?" if meant else "vipfast/options/ and --help have all of them"
                 raise UsageError(f"{name}: no such option; {remedy}")
         return super().__new__(cls)
 
@@ -95,9 +48,9 @@ def check(config: "Config") -> None:
         check_type(field.name, value, hints[field.name])
         if isinstance(value, float) and not math.isfinite(value):
             raise UsageError(f"{flag(field.name)} {value}: must be a finite number")
-    for name, low, high in _RANGES:
-        value = getattr(config, name)
-        if isinstance(value, int | float) and not low <= value <= high:  # a word such as "all" has no range
+    for name, facts in facts_of(type(config)).items():
+        value, low, high = getattr(config, name), facts.low, facts.high
+        if low is not None and isinstance(value, int | float) and not low <= value <= high:  # a word such as "all" has no range
             raise UsageError(f"{flag(name)} {value}: must lie in [{low:g}, {high:g}]")
     if config.temperature <= 0:
         raise UsageError(

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vipfast import cpu_fit, gpu_fit, memory
-from vipfast.config import REASONING_GYM, Config
+from vipfast.config import Config
 from vipfast.errors import DataError, UsageError
 from vipfast.expected import Draw, Pool, draws_per_round, expected_passes, mean, rows_at_once
 from vipfast.model_facts import ModelFacts, has_chat_template, model_folder, read_facts
+from vipfast.options.values import REASONING_GYM
 from vipfast.resolve import DATA_SUFFIXES
 
 TRIAL = 32

@@ -7,15 +7,12 @@ from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
 
-from vipfast.config import Config
+from vipfast.config import FACTS, Config
 from vipfast.config_file import load_yaml
 from vipfast.errors import UsageError
 from vipfast.evaluation.model import Source, find
 
-SAMPLING = tuple(
-    """max_new_tokens temperature top_p stop prompt_template system_prompt tools max_turns max_tool_tokens tool_timeout
-    search_corpus search_k""".split()
-)
+SAMPLING = tuple(name for name, facts in FACTS.items() if facts.travels == "to_training")
 """What decides the texts that a policy was trained on, whatever the task."""
 
 

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from vipfast import gpu_fit, preflight, run_folder
-from vipfast.config import CUSTOM, REASONING_GYM, Config
+from vipfast.config import Config
 from vipfast.cores import free_threads
 from vipfast.distributed import join
 from vipfast.engine import check_engine, choose_engine
@@ -21,6 +21,7 @@ from vipfast.idle import idle_options
 from vipfast.inherited import inherited, starting_point
 from vipfast.memory import samples_with_vllm
 from vipfast.model_facts import known_facts, model_folder, read_config
+from vipfast.options.values import CUSTOM, REASONING_GYM
 
 DATA_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 LONGEST_PROMPT = 1024
@@ -87,8 +88,6 @@ def resolve(
         dtype = filled.get("dtype", config.dtype)
         filled["base_dtype"] = "bfloat16" if dtype == "bfloat16" else "float32"
         lines.append(f"base_dtype = {filled['base_dtype']} (LoRA over --dtype {dtype})")
-    elif not config.lora_rank and config.base_dtype != "auto":
-        lines.append(f"note: --base-dtype {config.base_dtype} has no effect with --lora-rank 0, which freezes nothing")
     resolved = dataclasses.replace(config, **filled)
     if ask_torch:
         _check_ranks(resolved)
@@ -105,7 +104,12 @@ def resolve(
         resolved = dataclasses.replace(config, **filled)
     lines += backend_notes(resolved) if ask_torch else []
     # A config that comes here resolved has had its notes told.
-    return resolved, idle_options(config, device) + lines if filled else []
+    return resolved, idle_options(config, device, sampler(config, device)) + lines if filled else []
+
+
+def sampler(config: Config, device: str) -> str:
+    """The engine that samples; one that was asked for is not looked for."""
+    return "vllm" if config.engine == "vllm" else choose_engine(config, device)[0]
 
 
 def check_task(task: str) -> None:

@@ -8,8 +8,9 @@ from datetime import datetime
 from pathlib import Path
 
 from vipfast import lock
-from vipfast.config import CUSTOM, PYTHON, REASONING_GYM, Config
+from vipfast.config import Config
 from vipfast.errors import UsageError
+from vipfast.options.values import CUSTOM, PYTHON, REASONING_GYM
 
 RUNS = Path("runs")
 

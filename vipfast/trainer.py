@@ -18,7 +18,7 @@ from vipfast import checkpoint, lock, run_folder, streams
 from vipfast.allocate.base import Allocator
 from vipfast.allocate.uniform import Uniform
 from vipfast.allocation import make_allocator
-from vipfast.config import CUSTOM, PYTHON, Config
+from vipfast.config import Config
 from vipfast.config_file import continued, save_yaml
 from vipfast.distributed import join
 from vipfast.engine import choose_engine, make_engine
@@ -29,6 +29,7 @@ from vipfast.evaluate import evaluate
 from vipfast.expected import check_memory, expected_memory
 from vipfast.learn.learner import Learner
 from vipfast.learn.sharding import choose_parallel
+from vipfast.options.values import CUSTOM, PYTHON
 from vipfast.placement import Placement
 from vipfast.policy import load_policy, load_reference, load_tokenizer
 from vipfast.ranks.apart import Apart

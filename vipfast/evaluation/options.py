@@ -8,32 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vipfast.config import CUSTOM, PYTHON, Config
+from vipfast.config import FACTS, Config
 from vipfast.config_file import load_yaml, read_yaml
 from vipfast.config_rules import flag
 from vipfast.errors import UsageError
 from vipfast.evaluation.model import Source, find
 from vipfast.evaluation.split import default_split
 from vipfast.inherited import told
+from vipfast.options.allocation import AllocationOptions
+from vipfast.options.facts import facts_of
+from vipfast.options.update import UpdateOptions
+from vipfast.options.values import CUSTOM, PYTHON
 
 TRAINING = frozenset(
-    """lora_rank parallel sleep_level sync_bucket_mb allocator prompts_per_step rollouts_per_prompt min_rollouts max_rollouts
-    budget_unit objective predictor vigor_m0 vigor_num_rounds vigor_alpha vigor_gamma score round_mode update_on correction
-    reward_shape estimator weighting length_term clip_low clip_high beta updates_per_step epochs learning_rate lr_schedule
-    warmup_steps weight_decay optimizer offload_optimizer max_grad_norm micro_batch_tokens packing gradient_checkpointing
-    kernels max_nonfinite steps eval_every eval_samples checkpoint_every keep stop_when_dead trackers sample_rollouts""".split()
+    {name for name, facts in FACTS.items() if not facts.evaluated}
+    | set(facts_of(AllocationOptions))
+    | set(facts_of(UpdateOptions))
 )
 """Config's fields that an evaluation does not read: no flags of its command."""
 
-MACHINE = frozenset(
-    "device dtype threads engine engine_seeds vllm_memory tensor_parallel_size dist_timeout output_dir model".split()
-)
-"""Fields that a trained model does not bring along from its run."""
-
-OF_THE_TASK = frozenset({"task", "task_split", "prompt_field", "answer_field", "metadata_fields"})
-"""Fields that it brings along only where no task is named."""
-
-FREE = frozenset("output_dir threads dist_timeout vllm_memory max_reward_errors reward_workers reward_timeout".split())
+FREE = frozenset(name for name, facts in FACTS.items() if not facts.moves_samples)
 """Fields that change no sample, so that an evaluation may go on with others."""
 
 GREEDY_TOP_P = 1e-9
@@ -125,9 +119,10 @@ def defaults(given: Flags) -> tuple[dict, Source, Config | None, list[str]]:
     """What the model's own run and --config say, under the flags; the model's place, its run's options, and lines to print."""
     source, values, notes = find(given.model), {}, []
     trained_on = load_yaml(source.run / "config.yaml") if source.run else None
-    left_out = TRAINING | MACHINE | (OF_THE_TASK if given.task else set())
+    left_out = {"never", "with_its_task"} if given.task else {"never"}
     if trained_on:
-        values = {name: value for name, value in dataclasses.asdict(trained_on).items() if name not in left_out}
+        brought = {name for name, facts in FACTS.items() if facts.travels not in left_out} - TRAINING
+        values = {name: value for name, value in dataclasses.asdict(trained_on).items() if name in brought}
         notes += told(source, values)
     if given.config:
         values |= {name: value for name, value in read_yaml(given.config).items() if name not in TRAINING}

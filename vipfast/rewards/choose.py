@@ -5,8 +5,9 @@ import os
 import re
 from typing import Any
 
-from vipfast.config import PYTHON, Config
+from vipfast.config import Config
 from vipfast.errors import DataError, UsageError
+from vipfast.options.values import PYTHON
 from vipfast.rewards.base import Reward
 from vipfast.rewards.combined import Combined
 from vipfast.rewards.given import Given

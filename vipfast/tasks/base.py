@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from vipfast.config import CUSTOM, REASONING_GYM, Config
+from vipfast.config import Config
 from vipfast.errors import DataError
+from vipfast.options.values import CUSTOM, REASONING_GYM
 from vipfast.rewards.base import Reward
 from vipfast.rewards.choose import choose_reward, default_workers, given_reward
 from vipfast.run_folder import go_on

@@ -17,8 +17,9 @@ from importlib.util import find_spec
 
 import yaml
 
-from vipfast.config import REASONING_GYM, Config
+from vipfast.config import Config
 from vipfast.errors import DataError
+from vipfast.options.values import REASONING_GYM
 from vipfast.rewards.answers import bounded
 from vipfast.rewards.base import Verdict
 from vipfast.rewards.extract import find, plain

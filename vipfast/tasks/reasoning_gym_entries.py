@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from vipfast.config import REASONING_GYM
 from vipfast.errors import DataError
+from vipfast.options.values import REASONING_GYM
 
 TELL_EVERY_S = 20.0
 
