@@ -33,8 +33,8 @@ def trainer(monkeypatch):
     told = types.SimpleNamespace(config=None, resume=None, ending=0)
 
     class Trainer:
-        def __init__(self, config, resume=False):
-            told.config, told.resume = config, resume
+        def __init__(self, run):
+            told.config, told.resume = run.run.config, run.restored is not None
 
         def run(self):
             if isinstance(told.ending, Exception):

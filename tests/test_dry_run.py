@@ -24,7 +24,7 @@ RUN = dict(device="cpu", threads=1, output_dir="mine")
 
 
 def rows(config, title):
-    tables = plan(resolve(config, ask_torch=False)[0])
+    tables = plan(resolve(config, ask_torch=False).config)
     return next(table.rows for table in tables if table.title.startswith(title))
 
 
@@ -50,7 +50,7 @@ def test_recipe_fits_the_gpu_it_names(stem, gigabytes, tmp_path, monkeypatch):
 
 
 def test_default_recipe_is_the_default():
-    config, default = (resolve(c, ask_torch=False)[0] for c in (load_yaml(ROOT / "recipes" / "default.yaml"), Config()))
+    config, default = (resolve(c, ask_torch=False).config for c in (load_yaml(ROOT / "recipes" / "default.yaml"), Config()))
     changed = {name for name in vars(config) if getattr(config, name) != getattr(default, name)}
     assert changed <= {"threads", "output_dir"}
 
@@ -67,17 +67,17 @@ def test_dry_run_imports_no_torch(tmp_path):
 
 
 def test_vigor_rounds_of_the_paper():
-    config, _ = resolve(Config(**RUN, prompts_per_step=160))
+    config = resolve(Config(**RUN, prompts_per_step=160)).config
     assert draws_per_round(config) == [Draw(160, 2, 2, 320), Draw(80, 4, 4, 320), Draw(40, 8, 8, 320), Draw(20, 16, 16, 320)]
 
 
 def test_uniform_spends_a_budget_that_does_not_divide():
-    config, _ = resolve(Config(**RUN, allocator="uniform", rollouts_per_prompt=7.5))
+    config = resolve(Config(**RUN, allocator="uniform", rollouts_per_prompt=7.5)).config
     assert draws_per_round(config) == [Draw(64, 7, 8, 480)]
 
 
 def test_vip_shows_its_bounds():
-    config, _ = resolve(Config(**RUN, allocator="vip", estimator="dr_grpo"))
+    config = resolve(Config(**RUN, allocator="vip", estimator="dr_grpo")).config
     assert draws_per_round(config) == [Draw(64, 3, 32, 512)]
 
 
@@ -91,7 +91,7 @@ def test_evaluations_at_start_every_so_often_and_end(steps, every, count):
 
 
 def test_a_budget_in_tokens_is_said_to_be_one():
-    config, _ = resolve(Config(**{**RUN, "allocator": "vip"}, budget_unit="tokens", max_rollouts=16))
+    config = resolve(Config(**{**RUN, "allocator": "vip"}, budget_unit="tokens", max_rollouts=16)).config
     (table,) = [table for table in plan(config) if table.title == "rounds of vip"]
     assert table.rows == [("1", "64", "2 to 16", "1,024")]
     assert table.notes[0] == "budget: the tokens of 512 rollouts of mean length per step, as expected; drawn: at most"
@@ -128,7 +128,7 @@ def test_the_heads_chunk_is_the_kernels_own():
 
 
 def test_memory_by_hand():
-    config, _ = resolve(Config(**RUN, micro_batch_tokens=10))
+    config = resolve(Config(**RUN, micro_batch_tokens=10)).config
     parts = memory.estimate(config, TINY, prompt_tokens=4.0, rows={"generate": 3})
     assert parts["always"] == {"weights (float32)": 4000, "Adam state": 8000, **LIBRARIES}
     # Keys and values of 2 layers, 2 heads of 2 numbers, 4 bytes: 64 bytes a token; 3 rollouts of 4 + 16 tokens. One is drawn
@@ -150,7 +150,7 @@ def test_memory_by_hand():
 
 def test_memory_of_checkpointing_packing_and_kernels():
     def update(device="cuda", **options):
-        config, _ = resolve(Config(**(RUN | {"device": device}), micro_batch_tokens=10, **options), ask_torch=False)
+        config = resolve(Config(**(RUN | {"device": device}), micro_batch_tokens=10, **options), ask_torch=False).config
         return memory.estimate(config, TINY, 4.0, {})["update"]
 
     # On CUDA in bfloat16: 4·8 numbers of the residual stream, 8 + 4 of q and k in float32; 2·8 + 2·8 + 2·4 + 4·16 in bfloat16.
@@ -196,7 +196,7 @@ def test_the_estimate_of_activations_is_near_what_autograd_keeps():
 
 def test_memory_of_bfloat16_lora_and_reference():
     facts = dataclasses.replace(TINY, num_parameters=3000)
-    config, _ = resolve(Config(**RUN, dtype="bfloat16", lora_rank=1, beta=0.1))
+    config = resolve(Config(**RUN, dtype="bfloat16", lora_rank=1, beta=0.1)).config
     # A layer's linear maps have 2·8·(8 + 4) + 3·8·16 = 576 weights.
     assert facts.linear_parameters == 2 * 576
     # Adapters of rank 1: 2·(8 + 8) + 2·(8 + 4) + 3·(8 + 16) = 128 numbers a layer.
@@ -220,7 +220,7 @@ def test_memory_of_bfloat16_lora_and_reference():
 
 
 def test_float64_doubles_weights():
-    config, _ = resolve(Config(**RUN, dtype="float64"))
+    config = resolve(Config(**RUN, dtype="float64")).config
     assert memory.estimate(config, TINY, 4.0, {})["always"] == {
         "weights (float64)": 8000,
         "Adam state": 16000,

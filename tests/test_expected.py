@@ -13,7 +13,7 @@ BASE = dict(device="cpu", threads=1, output_dir="mine", allocator="uniform", max
 
 
 def passes(lengths, draws, **options):
-    config, _ = resolve(Config(**{**BASE, "prompts_per_step": len(lengths), **options}))
+    config = resolve(Config(**{**BASE, "prompts_per_step": len(lengths), **options})).config
     return expected_passes(config, Pool(100, 10, sum(lengths) / len(lengths), "", lengths), draws)
 
 
@@ -40,12 +40,12 @@ def test_mini_batches_divide_what_a_pass_can_hold():
 
 
 def test_prompts_that_are_not_at_hand_are_as_long_as_their_bound():
-    config, _ = resolve(Config(**BASE, prompts_per_step=2))
+    config = resolve(Config(**BASE, prompts_per_step=2)).config
     assert expected_passes(config, Pool(None, 0, 50, ""), [Draw(2, 3, 3, 6)]) == (360, False)
 
 
 def test_a_step_of_many_passes_fills_its_largest():
-    config, _ = resolve(Config(**BASE, prompts_per_step=10**5, micro_batch_tokens=8192))
+    config = resolve(Config(**BASE, prompts_per_step=10**5, micro_batch_tokens=8192)).config
     assert expected_passes(config, Pool(10**5, 0, 20, "", range(10, 30)), [Draw(10**5, 8, 8, 8 * 10**5)]) == (8192, True)
 
 

@@ -152,11 +152,12 @@ def test_a_run_over_a_bfloat16_base_learns_goes_on_bit_for_bit_and_is_evaluated_
 def test_auto_follows_the_compute_dtype():
     for device, dtype, found in (("cuda", None, "bfloat16"), ("cpu", None, "float32"), ("cpu", "bfloat16", "bfloat16")):
         plain = config(device=device, dtype=dtype, base_dtype="auto")
-        chosen, lines = resolve(plain, ask_torch=False, gpu_bytes=80e9 if device == "cuda" else None)
+        run = resolve(plain, ask_torch=False, gpu_bytes=80e9 if device == "cuda" else None)
+        chosen, lines = run.config, run.lines
         assert chosen.base_dtype == found and any(line.startswith(f"base_dtype = {found} (LoRA") for line in lines)
-        assert resolve(chosen, ask_torch=False)[0] == chosen
+        assert resolve(chosen, ask_torch=False).config == chosen
     note = "note: --base-dtype bfloat16 has no effect with --lora-rank 0, which freezes nothing"
-    assert note in resolve(Config(base_dtype="bfloat16", device="cpu", threads=1))[1]
+    assert note in resolve(Config(base_dtype="bfloat16", device="cpu", threads=1)).lines
 
 
 def test_a_run_saved_before_the_option_goes_on_over_float32(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from qwen_shapes import SHAPES, folder
 
 import vipfast.resolve
-from vipfast import cli, gpu_fit, main_memory, memory
+from vipfast import choices, cli, gpu_fit, main_memory, memory
 from vipfast.config import Config
 from vipfast.errors import UsageError
 from vipfast.model_facts import read_facts
@@ -19,13 +19,16 @@ GPU = dict(device="cuda", dtype="bfloat16", max_prompt_tokens=512, max_new_token
 
 
 def with_vllm(monkeypatch, installed):
-    for module in (memory, vipfast.resolve):
-        answer = lambda config, device: ("vllm" if installed else "transformers", "")  # noqa: E731
-        monkeypatch.setattr(module, "choose_engine", answer)
+    def answer(config, device):
+        auto = "vllm" if installed else "transformers"
+        return choices.Choice(auto if config.engine == "auto" else config.engine, "")
+
+    monkeypatch.setattr(vipfast.resolve, "choose_engine", answer)
 
 
 def torchrun(monkeypatch, size):
-    monkeypatch.setattr(gpu_fit, "join", lambda: SimpleNamespace(size=size))
+    for module in (choices, gpu_fit):
+        monkeypatch.setattr(module, "join", lambda: SimpleNamespace(size=size))
 
 
 @pytest.fixture(autouse=True)
@@ -120,13 +123,17 @@ def test_a_sharded_run_that_is_still_too_large_is_refused(facts):
 
 def test_torchruns_processes_share_where_one_gpu_is_too_small(facts, monkeypatch):
     config = Config(**GPU, micro_batch_tokens=4096, gradient_checkpointing=True)
-    assert gpu_fit.max_shards(config) == gpu_fit.choose_shards(config, facts["7B"], 80e9) == 1
+
+    def shards(size, gpu_bytes, config=config):
+        parallel = choices.choose_parallel(config, facts[size], gpu_bytes).value
+        return gpu_fit.num_shards(dataclasses.replace(config, parallel=parallel))
+
+    assert gpu_fit.max_shards(config) == shards("7B", 80e9) == 1
     torchrun(monkeypatch, 4)
-    assert gpu_fit.max_shards(config) == gpu_fit.choose_shards(config, facts["7B"], 80e9) == 4
-    assert gpu_fit.choose_shards(config, facts["1.5B"], 80e9) == 1
-    assert gpu_fit.choose_shards(config, facts["7B"], 244e9) == gpu_fit.choose_shards(config, facts["7B"], None) == 1
+    assert gpu_fit.max_shards(config) == shards("7B", 80e9) == 4
+    assert shards("1.5B", 80e9) == shards("7B", 244e9) == shards("7B", None) == 1
     asked = dataclasses.replace(config, parallel="fsdp")
-    assert gpu_fit.choose_shards(asked, facts["0.5B"], 80e9) == gpu_fit.choose_shards(asked, facts["0.5B"], None) == 4
+    assert shards("0.5B", 80e9, asked) == shards("0.5B", None, asked) == 4
     for options in ({"offload_optimizer": True}, {"optimizer": "adamw8bit"}):
         assert gpu_fit.max_shards(dataclasses.replace(config, **options)) == 1
 
@@ -229,31 +236,34 @@ def test_a_run_asks_its_gpu_before_it_loads_anything(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="takes 121.8 GB"):
         resolve(Config(model=model, threads=1))
     torchrun(monkeypatch, 4)
-    assert resolve(Config(model=model, threads=1))[0].vllm_memory is None
+    assert resolve(Config(model=model, threads=1)).config.vllm_memory is None
     torchrun(monkeypatch, 1)
     monkeypatch.setattr(main_memory, "total_bytes", lambda: 4096 * 10**7)
     with pytest.raises(UsageError, match="--offload-optimizer: AdamW's moments take 60.9 GB, and this machine has 41.0 GB"):
         resolve(Config(model=model, threads=1, offload_optimizer=True))
     monkeypatch.setattr(main_memory, "total_bytes", lambda: 4096 * 10**8)
-    config, lines = resolve(Config(model=model, threads=1, offload_optimizer=True, engine="vllm"))
+    run = resolve(Config(model=model, threads=1, offload_optimizer=True, engine="vllm"))
+    config, lines = run.config, run.lines
     assert config.vllm_memory == 0.56
     assert "vllm_memory = 0.56 (of 80.0 GB: training keeps 30.5 GB while vLLM is awake, 4.0 GB stay free)" in lines
-    assert resolve(config) == (config, [])
+    again = resolve(config)
+    assert again.config == config
     with pytest.raises(UsageError, match="--vllm-memory 0.9: that fraction"):
         resolve(dataclasses.replace(config, vllm_memory=0.9))
 
 
 def test_engine_auto_takes_a_share_only_where_vllm_is(monkeypatch):
     on_a_gpu(monkeypatch, 80e9)
-    config, lines = resolve(Config(threads=1))
+    run = resolve(Config(threads=1))
+    config, lines = run.config, run.lines
     assert config.vllm_memory is None and not [line for line in lines if "vllm" in line]
     with_vllm(monkeypatch, installed=True)
-    assert resolve(Config(threads=1))[0].vllm_memory == pytest.approx(0.06)
-    assert resolve(Config(threads=1, engine="transformers"))[0].vllm_memory is None
+    assert resolve(Config(threads=1)).config.vllm_memory == pytest.approx(0.06)
+    assert resolve(Config(threads=1, engine="transformers")).config.vllm_memory is None
     with_vllm(monkeypatch, installed=False)
     note = "note: --vllm-memory 0.4 has no effect with --engine transformers"
-    assert note in resolve(Config(threads=1, engine="transformers", vllm_memory=0.4))[1]
-    config, _ = resolve(Config(threads=1, device="cpu", engine="vllm"))
+    assert note in resolve(Config(threads=1, engine="transformers", vllm_memory=0.4)).lines
+    config = resolve(Config(threads=1, device="cpu", engine="vllm")).config
     assert config.vllm_memory == gpu_fit.UNKNOWN_SHARE
 
 

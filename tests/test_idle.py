@@ -72,7 +72,7 @@ def test_every_option_is_read_refused_or_named(allocator, tmp_path, monkeypatch)
         if seen[name] - ONLY_JUDGES:
             continue
         try:
-            lines = resolve(dataclasses.replace(base, **{name: other(name)}))[1]
+            lines = resolve(dataclasses.replace(base, **{name: other(name)})).lines
         except UsageError:
             continue
         if not any(line.startswith(f"note: {flag(name)} ") for line in lines):
@@ -103,30 +103,30 @@ def test_the_other_value_is_another(name):
 )
 def test_what_has_no_effect_is_told(options, told, monkeypatch):
     monkeypatch.setattr(idle, "cores_allowed", lambda: 1)
-    notes = [line for line in resolve(Config(**(CPU | options)))[1] if line.startswith("note: ")]
+    notes = [line for line in resolve(Config(**(CPU | options))).lines if line.startswith("note: ")]
     assert len(notes) == 1 and notes[0].startswith(f"note: {told}")
     usual = {name: getattr(Config(), name) for name in options if name != "threads"}
-    assert not [line for line in resolve(Config(**CPU | usual | {"allocator": "vigor"}))[1] if line.startswith("note: ")]
+    assert not [line for line in resolve(Config(**CPU | usual | {"allocator": "vigor"})).lines if line.startswith("note: ")]
 
 
 @pytest.mark.parametrize("name", ["task_split", "task_size"])
 def test_a_single_file_has_no_splits_and_no_size(name, tmp_path):
     path = tmp_path / "d.jsonl"
     path.write_text('{"prompt": "p", "answer": "1"}\n')
-    notes = resolve(Config(**CPU, task=str(path), **{name: other(name)}))[1]
+    notes = resolve(Config(**CPU, task=str(path), **{name: other(name)})).lines
     assert any(note.startswith(f"note: {flag(name)} {other(name)} has no effect with --task {path}") for note in notes)
 
 
 def test_programs_of_a_dataset_may_be_graded_so_their_limits_are_read(tmp_path):
     path = tmp_path / "d.jsonl"
     path.write_text('{"prompt": "p", "answer": "1"}\n')
-    lines = resolve(Config(**CPU, task=str(path), code_timeout=1.0, sandbox="weak", reward_workers=3))[1]
+    lines = resolve(Config(**CPU, task=str(path), code_timeout=1.0, sandbox="weak", reward_workers=3)).lines
     assert not [line for line in lines if line.startswith("note: ")]
 
 
 def test_options_that_came_resolved_from_a_file_are_told_too(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    config, _ = resolve(Config(**CPU, output_dir="new"), ask_torch=False)
+    config = resolve(Config(**CPU, output_dir="new"), ask_torch=False).config
     save_yaml(config, "old.yaml")
     cli._prepare(["--config", "old.yaml", "--allocator", "uniform"])
     assert "note: --vigor-m0 2 has no effect with --allocator uniform" in capsys.readouterr().out

@@ -60,9 +60,10 @@ def test_a_run_or_a_part_of_it_brings_its_sampling_and_learning_rate(part, model
     make_run()
     command = cli.parse(["--model", f"runs/old{part}", "--device", "cpu", "--threads", "1"])
     assert command.config == Config(**UNUSUAL, model=f"runs/old/{model}", device="cpu", threads=1)
-    assert "runs/old/config.yaml: max_new_tokens 24, temperature 0.7, top_p 0.9, stop =" in command.notes[-1]
+    brought = "prompt_template qa, system_prompt Be brief., max_new_tokens 24, temperature 0.7, top_p 0.9, stop ="
+    assert f"runs/old/config.yaml: {brought}" in command.notes[-1]
     assert (f"model: runs/old/{model}" in command.notes) == (f"/{model}" != part)
-    assert resolve(command.config)[0].learning_rate == 3e-5
+    assert resolve(command.config).config.learning_rate == 3e-5
 
 
 def test_a_run_that_has_not_ended_gives_its_newest_checkpoint():
@@ -76,7 +77,8 @@ def test_flags_go_over_the_file_and_the_file_over_the_run():
     command = cli.parse(["--model", "runs/old", "--config", "run.yaml", "--top-p", "1"])
     assert (command.config.temperature, command.config.top_p, command.config.max_new_tokens) == (0.8, 1.0, 24)
     assert "max_new_tokens 24" in command.notes[-1] and "temperature" not in command.notes[-1]
-    config, lines = resolve(command.config, ask_torch=False)
+    run = resolve(command.config, ask_torch=False)
+    config, lines = run.config, run.lines
     assert config.learning_rate == 3e-5 and f"learning_rate = 3e-5 (as in {Path('runs/old').absolute()})" in lines
 
 
@@ -84,16 +86,18 @@ def test_flags_go_over_the_file_and_the_file_over_the_run():
 def test_a_learning_rate_of_adapters_is_none_of_whole_weights(before, now, rate):
     make_run(lora_rank=before)
     command = cli.parse(["--model", "runs/old", "--lora-rank", str(now), "--device", "cpu"])
-    assert resolve(command.config)[0].learning_rate == rate
+    assert resolve(command.config).config.learning_rate == rate
 
 
 def test_from_python_the_run_settles_what_is_none():
     make_run()
-    config, lines = resolve(Config(model="runs/old", device="cpu", threads=1))
+    run = resolve(Config(model="runs/old", device="cpu", threads=1))
+    config, lines = run.config, run.lines
     assert (config.model, config.learning_rate, config.max_new_tokens) == ("runs/old/final", 3e-5, 24)
     assert config.temperature == 1.0  # given, as far as can be told
     assert "max_new_tokens = 24 (as in runs/old)" in lines and "model: runs/old/final" in lines
-    assert resolve(config) == (config, [])
+    again = resolve(config)
+    assert again.config == config
 
 
 def test_a_run_may_be_named_again_on_resume():
@@ -142,8 +146,8 @@ def test_a_hub_id_in_the_cache_stays_one_beside_a_folder_of_its_owners_name():
     shutil.copytree(STARTER, snapshot)
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs/main").write_text("abc")
-    assert resolve(Config(model="Qwen/Tiny"), ask_torch=False)[0].model == "Qwen/Tiny"
-    assert resolve(Config(model="Other/Tiny"), ask_torch=False)[0].model == "Other/Tiny"  # to be asked of the hub
+    assert resolve(Config(model="Qwen/Tiny"), ask_torch=False).config.model == "Qwen/Tiny"
+    assert resolve(Config(model="Other/Tiny"), ask_torch=False).config.model == "Other/Tiny"  # to be asked of the hub
     with pytest.raises(UsageError, match="no such folder in Qwen"):
         resolve(Config(model="Qwen/Other"), ask_torch=False)
 

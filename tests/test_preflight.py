@@ -92,7 +92,7 @@ def test_a_missing_library_of_the_optimizer_is_refused_in_a_dry_run_but_for_a_gp
     monkeypatch.setattr("vipfast.resolve.find_spec", lambda name: None)
     with pytest.raises(UsageError, match="--optimizer adamw8bit: needs the bitsandbytes library"):
         resolve(Config(optimizer="adamw8bit", device="cpu"), ask_torch=False)
-    assert resolve(Config(optimizer="adamw8bit"), ask_torch=False, gpu_bytes=80e9)[0].device == "cuda"
+    assert resolve(Config(optimizer="adamw8bit"), ask_torch=False, gpu_bytes=80e9).config.device == "cuda"
 
 
 @pytest.mark.parametrize("where", ["tokenizer_config.json", "chat_template.jinja"])
@@ -104,4 +104,4 @@ def test_a_chat_template_is_found_wherever_a_tokenizer_keeps_it(where, tmp_path)
     settings = json.loads((model / "tokenizer_config.json").read_text())
     text = json.dumps(settings | {"chat_template": "{{ messages }}"}) if where.endswith("config.json") else "{{ messages }}"
     (Path(model) / where).write_text(text)
-    assert resolve(config, ask_torch=False)[0].prompt_template == "chat"
+    assert resolve(config, ask_torch=False).config.prompt_template == "chat"

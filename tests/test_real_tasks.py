@@ -18,7 +18,7 @@ SMALL = dict(
 
 
 def train(tmp_path, **options):
-    config, _ = resolve(Config(**SMALL | options, output_dir=str(tmp_path / "run")), ask_torch=False)
+    config = resolve(Config(**SMALL | options, output_dir=str(tmp_path / "run")), ask_torch=False).config
     trainer = Trainer(config)
     assert trainer.run() == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

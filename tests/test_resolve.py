@@ -1,6 +1,7 @@
 """What is decided by model, task and machine, and what is refused before anything is loaded."""
 
 import dataclasses
+import importlib.util
 import json
 import os
 import types
@@ -27,7 +28,8 @@ def make_model(folder, tokenizer=True, **config):
 
 
 def test_starter_defaults_and_their_lines():
-    config, lines = resolved(Config(**CPU, output_dir="mine"))
+    run = resolved(Config(**CPU, output_dir="mine"))
+    config, lines = run.config, run.lines
     assert lines == [
         "learning_rate = 1e-4 (starter)",
         "max_new_tokens = 16 (starter)",
@@ -39,32 +41,36 @@ def test_starter_defaults_and_their_lines():
 
 
 def test_resolving_twice_changes_and_tells_nothing():
-    once, _ = resolved(Config(**CPU, allocator="vip", estimator="grpo", score="posterior"))
+    once = resolved(Config(**CPU, allocator="vip", estimator="grpo", score="posterior")).config
     assert (once.objective, once.min_rollouts) == ("dr_grpo", 3)
-    assert resolved(once) == (once, [])
+    again = resolved(once)
+    assert again.config == once
 
 
 @pytest.mark.parametrize(("lora_rank", "rate"), [(0, 1e-6), (8, 1e-5)])
 def test_other_models_get_lower_rates_and_longer_texts(tmp_path, lora_rank, rate):
-    config, lines = resolved(Config(**CPU, model=make_model(tmp_path / "m"), lora_rank=lora_rank))
+    run = resolved(Config(**CPU, model=make_model(tmp_path / "m"), lora_rank=lora_rank))
+    config, lines = run.config, run.lines
     assert (config.learning_rate, config.max_new_tokens, config.max_prompt_tokens) == (rate, 1024, 1024)
     assert "max_prompt_tokens = 1024 (at most 1024 unless given; 7168 positions are left)" in lines
 
 
 def test_short_model_leaves_what_it_has(tmp_path):
     model = make_model(tmp_path / "m", max_position_embeddings=1500)
-    assert resolved(Config(**CPU, model=model))[0].max_prompt_tokens == 476
+    assert resolved(Config(**CPU, model=model)).config.max_prompt_tokens == 476
 
 
 def test_given_options_stay():
     given = dict(learning_rate=0.5, max_new_tokens=7, max_prompt_tokens=9, dtype="float64", output_dir="mine", vigor_m0=2)
-    config, lines = resolved(Config(**CPU, **given))
+    run = resolved(Config(**CPU, **given))
+    config, lines = run.config, run.lines
     assert lines == [] and {name: getattr(config, name) for name in given} == given
 
 
 def test_hub_id_that_is_not_on_disk(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    config, lines = resolved(Config(**CPU, model="Qwen/Qwen2.5-0.5B-Instruct"))
+    run = resolved(Config(**CPU, model="Qwen/Qwen2.5-0.5B-Instruct"))
+    config, lines = run.config, run.lines
     assert config.max_prompt_tokens == 1024
     assert any("not known before it is loaded" in line for line in lines)
 
@@ -75,7 +81,7 @@ def test_hub_id_in_the_cache_is_read_there(monkeypatch, tmp_path):
     make_model(repo / "snapshots" / "abc", max_position_embeddings=1224)
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text("abc")
-    assert resolved(Config(**CPU, model="Qwen/Tiny"))[0].max_prompt_tokens == 200
+    assert resolved(Config(**CPU, model="Qwen/Tiny")).config.max_prompt_tokens == 200
 
 
 @pytest.mark.parametrize(
@@ -121,7 +127,7 @@ def test_incomplete_model_folder_is_named(tmp_path, files, message):
 
 
 def test_options_of_another_allocator_are_told():
-    _, lines = resolved(Config(**CPU, allocator="uniform", score="posterior", max_rollouts=9))
+    lines = resolved(Config(**CPU, allocator="uniform", score="posterior", max_rollouts=9)).lines
     notes = [line for line in lines if line.startswith("note")]
     assert notes == [
         "note: --max-rollouts 9 has no effect with --allocator uniform",
@@ -135,7 +141,8 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match="--device cuda: .* sees no GPU"):
         resolved(Config(threads=1, device="cuda"))
-    config, lines = resolved(Config(threads=1))
+    run = resolved(Config(threads=1))
+    config, lines = run.config, run.lines
     assert (config.device, config.dtype) == ("cpu", "float32") and "device = cpu (torch sees no GPU)" in lines
 
 
@@ -143,10 +150,9 @@ def on_a_gpu(monkeypatch, capability=(9, 0), total_memory=80e9):
     import torch
 
     from vipfast.kernels import launch
-    from vipfast.learn import pack
 
     monkeypatch.setattr(launch, "INTERPRETED", False)
-    monkeypatch.setattr(pack, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     size = types.SimpleNamespace(total_memory=total_memory)
     for name, answer in (
         ("is_available", True), ("get_device_name", "a GPU"), ("get_device_capability", capability), ("current_device", 0),
@@ -165,16 +171,18 @@ def on_a_gpu(monkeypatch, capability=(9, 0), total_memory=80e9):
         (
             {"packing": "varlen"},
             (9, 0),
-            ["loss: ", "packing: varlen (SDPA with a block-diagonal mask, because flash-attn is not"],
+            ["loss: ", "packing: masked (SDPA with a block-diagonal mask, because flash-attn is not"],
         ),
     ],
     ids=str,
 )
 def test_what_runs_on_a_gpu_is_told_with_the_reason(monkeypatch, options, capability, told):
     on_a_gpu(monkeypatch, capability)
-    config, lines = resolved(Config(threads=1, **options))
+    run = resolved(Config(threads=1, **options))
+    config, lines = run.config, run.lines
     assert config.device == "cuda" and all(line.startswith(start) for line, start in zip(lines[-2:], told, strict=True))
-    assert resolved(config) == (config, [])
+    again = resolved(config)
+    assert again.config == config
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (9, 0)])
@@ -187,7 +195,7 @@ def test_required_kernels_are_refused_where_they_cannot_run(monkeypatch, capabil
     with pytest.raises(UsageError, match="--kernels required: Triton runs on CUDA devices, not on cpu; use --kernels auto"):
         resolved(dataclasses.replace(config, device="cpu"))
     # a resolved config may come to another machine
-    config, _ = resolved(dataclasses.replace(config, kernels="auto", device="cpu"))
+    config = resolved(dataclasses.replace(config, kernels="auto", device="cpu")).config
     with pytest.raises(UsageError, match="--kernels required"):
         resolved(dataclasses.replace(config, kernels="required"))
 
@@ -196,13 +204,13 @@ def test_a_cpus_ordinary_way_is_not_told_and_another_is(monkeypatch):
     from vipfast.kernels import launch
 
     monkeypatch.setattr(launch, "INTERPRETED", True)
-    told = [line for line in resolved(Config(**CPU))[1] if line.startswith(("loss", "packing", "note"))]
+    told = [line for line in resolved(Config(**CPU)).lines if line.startswith(("loss", "packing", "note"))]
     assert told == []
-    assert "loss: Triton kernels (asked for by --kernels required)" in resolved(Config(**CPU, kernels="required"))[1]
-    lines = resolved(Config(**CPU, kernels="off", packing="varlen"))[1]
+    assert "loss: Triton kernels (asked for by --kernels required)" in resolved(Config(**CPU, kernels="required")).lines
+    lines = resolved(Config(**CPU, kernels="off", packing="varlen")).lines
     assert "note: --kernels off has no effect with --device cpu, where plain torch is the default" in lines
     assert any(
-        line.startswith("packing: varlen (SDPA with a block-diagonal mask, because flash-attn runs on") for line in lines
+        line.startswith("packing: masked (SDPA with a block-diagonal mask, because flash-attn runs on") for line in lines
     )
 
 
@@ -275,7 +283,7 @@ def test_starter_is_counted_exactly():
     ids=str,
 )
 def test_options_this_run_does_not_read_are_told(options, names):
-    notes = [line for line in resolved(Config(**CPU, **options))[1] if line.startswith("note:")]
+    notes = [line for line in resolved(Config(**CPU, **options)).lines if line.startswith("note:")]
     assert len(notes) == len(names) and all(name in note for name, note in zip(names, notes, strict=True))
 
 
@@ -288,16 +296,16 @@ def test_what_runs_on_a_gpu_is_told_once(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(trainer, "load_tokenizer", lambda config: pytest.fail("no further"))
 
     class Started(trainer.Trainer):
-        def __init__(self, config, resume=False):
+        def __init__(self, run):
             with pytest.raises(pytest.fail.Exception, match="no further"):
-                super().__init__(config, resume=resume)
+                super().__init__(run)
             told.append(self.notes)
 
         def run(self):
             return 0
 
     monkeypatch.setattr(trainer, "Trainer", Started)
-    config, _ = resolved(Config(threads=1, output_dir=str(tmp_path / "a")))
+    config = resolved(Config(threads=1, output_dir=str(tmp_path / "a"))).saved
     save_yaml(config, tmp_path / "config.yaml")
     for options in (["--threads", "1"], ["--config", str(tmp_path / "config.yaml")]):
         assert cli.main([*options, "--output-dir", str(tmp_path / "b")]) == 0
@@ -318,7 +326,7 @@ def test_processes_share_the_free_cores(monkeypatch):
 
 
 def test_options_of_torchrun_do_nothing_for_one_process():
-    told = [line for line in resolved(Config(**CPU, parallel="fsdp", dist_timeout=60))[1] if "single process" in line]
+    told = [line for line in resolved(Config(**CPU, parallel="fsdp", dist_timeout=60)).lines if "single process" in line]
     assert [line.split()[1] for line in told] == ["--parallel", "--dist-timeout"]
 
 

@@ -59,7 +59,7 @@ def test_streaming_trains_on_the_whole_budget(tmp_path, waiting):
     "mode, at_once", [("barrier", "128 of a round"), ("early", "512 of a step"), ("streaming", "512 of a step")]
 )
 def test_dry_run_tells_the_same_rounds_and_how_many_rollouts_may_be_decoded_at_once(mode, at_once):
-    config = resolve(Config(device="cpu"), ask_torch=False)[0]
+    config = resolve(Config(device="cpu"), ask_torch=False).config
     waiting, chosen = plan(config), plan(replace(config, round_mode=mode))
     assert [table.rows for table in chosen[:3]] == [table.rows for table in waiting[:3]]
     assert any(at_once in note for note in chosen[3].notes)

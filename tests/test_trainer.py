@@ -180,7 +180,7 @@ def test_a_checkpoint_of_another_config_is_refused_by_name(tmp_path):
     Trainer(small(tmp_path / "b", steps=1, seed=5, temperature=0.5)).run()
     shutil.rmtree(tmp_path / "a" / "checkpoints")
     shutil.copytree(tmp_path / "b" / "checkpoints", tmp_path / "a" / "checkpoints")
-    with pytest.raises(UsageError, match="--seed is 0, the run has 5; --temperature is 1.0, the run has 0.5"):
+    with pytest.raises(UsageError, match="--temperature is 1.0, the run has 0.5; --seed is 0, the run has 5"):
         Trainer(small(tmp_path / "a", steps=2), resume=True).run()
 
 
@@ -260,7 +260,7 @@ def test_required_kernels_run_and_are_named_in_every_line(tmp_path):
 
 def test_a_resumed_run_tells_anew_what_runs(tmp_path):
     trainer = Trainer(small(tmp_path / "r", steps=0, packing="varlen"))
-    told = [note for note in trainer.notes if note.startswith("packing: varlen")]
+    told = [note for note in trainer.notes if note.startswith("packing: masked")]
     trainer.run()
     again = Trainer(small(tmp_path / "r", steps=1, packing="varlen"), resume=True)
     assert len(told) == 1 and [note for note in again.notes if note.startswith("packing")] == told

@@ -18,10 +18,10 @@ from vipfast.config_file import continued, load_yaml, read_yaml
 from vipfast.config_rules import flag
 from vipfast.distributed import Ranks, join
 from vipfast.errors import CheckpointError, DeadRunError, NonFiniteError, RankError, RewardError, SyncError, UsageError
-from vipfast.idle import idle_options
 from vipfast.inherited import inherited, starting_point, told
 from vipfast.names import check_argv
-from vipfast.resolve import backend_notes, resolve, sampler
+from vipfast.resolve import resolve
+from vipfast.settled import Settled, settled
 from vipfast.shortage import ShortageError
 from vipfast.stop import STOPPED_AT_ONCE, NothingYet
 from vipfast.telemetry.activity import NOW
@@ -127,33 +127,37 @@ def _run(argv: Sequence[str], ranks: Ranks) -> int:
     with StatusLine(shown=ranks.rank == 0):
         with collection.held():
             NOW.begin("starting", "settling the options")
-            command = ranks.decided(lambda: _prepare(argv))
-            if command.dry_run:
+            run = ranks.decided(lambda: _prepare(argv))
+            if run is None:
                 return 0
             NOW.enter("importing torch")
             from vipfast.trainer import Trainer
 
-        trainer = Trainer(command.config, resume=command.resume)
+        trainer = Trainer(run)
     return trainer.run()
 
 
-def _prepare(argv: Sequence[str]) -> Command:
-    """Settle the options and print them; a dry run ends here."""
+def _prepare(argv: Sequence[str]) -> Settled | None:
+    """Settle the options and print what there is to say of them; None after a dry run."""
     command = parse(argv)
     if not command.resume and command.config.output_dir is not None:
         run_folder.check_fresh(command.config.output_dir)
-    if not command.dry_run:  # which reads all of them
-        preflight.check_rows(command.config)
-    asked = dict(ask_torch=not command.dry_run, gpu_bytes=command.gpu_bytes)
-    config, lines = resolve(command.config, **asked, resumed=command.resume)
-    if not (lines or command.resume or command.dry_run):  # every option came resolved, from another run's config.yaml
-        lines = idle_options(config, config.device, sampler(config, config.device)) + backend_notes(config)
-    print(*command.notes, *lines, sep="\n", flush=True)
     if command.dry_run:
-        from vipfast import dry_run
+        _plan(command)
+        return None
+    preflight.check_rows(command.config)
+    run = settled(command.config, command.resume)
+    print(*command.notes, *(note for note in run.notes if note not in command.notes), sep="\n", flush=True)
+    return dataclasses.replace(run, notes=[])
 
-        dry_run.show(config, command.gpu_bytes)
-    return dataclasses.replace(command, config=config)
+
+def _plan(command: Command) -> None:
+    """Print what a run would do, without torch."""
+    from vipfast import dry_run
+
+    run = resolve(command.config, ask_torch=False, gpu_bytes=command.gpu_bytes, resumed=command.resume)
+    print(*command.notes, *run.lines, sep="\n", flush=True)
+    dry_run.show(run.config, command.gpu_bytes)
 
 
 def _tell(message: str, ranks: Ranks) -> None:

@@ -171,7 +171,7 @@ def _tokens(config: Config, pool: Pool, draws: list[Draw]) -> Table:
 
 
 def _memory(config: Config, pool: Pool, facts: ModelFacts, draws: list[Draw], gpu_bytes: float | None) -> Table:
-    shards = gpu_fit.choose_shards(config, facts, gpu_bytes) if config.device == "cuda" else 1
+    shards = gpu_fit.num_shards(config) if config.device == "cuda" else 1
     at_once, unit = rows_at_once(config, pool, draws), "round" if config.round_mode == "barrier" else "step"
     passes = expected_passes(config, pool, draws)
     phases = memory.estimate(config, facts, pool.prompt_tokens, at_once, shards, gpu_bytes, passes)
@@ -182,7 +182,7 @@ def _memory(config: Config, pool: Pool, facts: ModelFacts, draws: list[Draw], gp
         rows.append((phase, label, memory.size(total)))
     recomputed = "layers' inputs and one layer computed again" if config.gradient_checkpointing else "without checkpointing"
     trained = f"{facts.lora_parameters(config.lora_rank):,} in adapters trained" if config.lora_rank else "all trained"
-    vllm = memory.samples_with_vllm(config)
+    vllm = config.engine == "vllm"
     notes = [
         f"{facts.num_parameters:,} parameters, {trained} ({facts.source})",
         f"{config.dtype} on {config.device}; "

@@ -103,7 +103,7 @@ def _expected(config: Config, task: "Task") -> dict[str, dict[str, float]] | Non
     if facts is None:
         return None
     gpu_bytes = total_gpu_bytes() if config.device == "cuda" else None
-    shards = gpu_fit.choose_shards(config, facts, gpu_bytes)
+    shards = gpu_fit.num_shards(config)
     lengths = [len(prompt.tokens) for prompt in task.train]
     pool = Pool(len(task.train), len(task.heldout), mean(lengths), "", lengths)
     with warnings.catch_warnings():  # on the allocator's options, told when the run's own was made
@@ -125,7 +125,7 @@ def expected_passes(config: Config, pool: Pool, draws: list[Draw]) -> Passes:
     Prompts from all over the pool stand for those of a step, and are cut as the learner cuts them: rollouts of unlike length do
     not share a pass, so a small step never fills --micro-batch-tokens.
     """
-    from vipfast.learn.pack import choose_packing, cut_packed, cut_rectangles
+    from vipfast.learn.pack import PACKED, cut_packed, cut_rectangles
 
     num = config.prompts_per_step
     count_B = sum(np.where(np.arange(num) < draw.active, draw.drawn / draw.active, 0) for draw in draws)
@@ -138,7 +138,7 @@ def expected_passes(config: Config, pool: Pool, draws: list[Draw]) -> Passes:
     longest = int(length_r.max())
     if length_r.sum() > PASSES * config.micro_batch_tokens:
         return Passes(max(longest, config.micro_batch_tokens), several=True)
-    packed = choose_packing(config.packing, config.device, config.dtype).kind == "varlen"
+    packed = config.packing in PACKED
     parts = [length_r[part] for part in (cut_packed if packed else cut_rectangles)(length_r, config.micro_batch_tokens)]
     tokens = max(int(part.sum() if packed else len(part) * part.max()) for part in parts)
     return Passes(tokens, several=len(parts) > 1)

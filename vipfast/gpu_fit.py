@@ -36,14 +36,9 @@ def can_split(config: Config) -> bool:
     return config.parallel != "ddp" and not config.offload_optimizer and config.optimizer == "adamw"
 
 
-def is_split(config: Config, state_bytes: float, gpu_bytes: float | None) -> bool:
-    """Whether a training state is shared out, as asked or because it is too large, where there are GPUs to share it."""
-    return config.parallel == "fsdp" or (gpu_bytes is not None and state_bytes > LARGEST_SHARE * gpu_bytes)
-
-
-def choose_shards(config: Config, facts: ModelFacts, gpu_bytes: float | None) -> int:
-    """GPUs that share the training state: ``max_shards`` if it is split, else 1."""
-    return max_shards(config) if is_split(config, sum(training_state(config, facts).values()), gpu_bytes) else 1
+def num_shards(config: Config) -> int:
+    """GPUs that share the training state of a resolved config."""
+    return max_shards(config) if config.parallel == "fsdp" else 1
 
 
 def vllm_share(config: Config, facts: ModelFacts, gpu_bytes: float, shards: int = 1) -> tuple[float, str]:
@@ -143,7 +138,7 @@ def remedies(config: Config, phase: str) -> list[str]:
     """Options that lower what a phase takes, with the values they have now."""
     cuda = config.device == "cuda"
     if phase in ("generate", "evaluate"):
-        waits = ["--engine vllm, which lets rollouts wait for room"] if cuda and not memory.samples_with_vllm(config) else []
+        waits = ["--engine vllm, which lets rollouts wait for room"] if cuda and config.engine != "vllm" else []
         given = {name: value for name in _OF_ROLLOUTS if (value := getattr(config, name)) is not None}
         return [*waits, *(f"a lower {flag(name)} ({value:g})" for name, value in given.items())]
     off = {

@@ -4,7 +4,6 @@ import dataclasses
 from typing import NamedTuple
 
 from vipfast.config import Config
-from vipfast.engine import choose_engine
 from vipfast.model_facts import ModelFacts
 
 HEAD_CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 1_250_000_000}
@@ -37,11 +36,6 @@ class Passes(NamedTuple):
     several: bool
 
 
-def samples_with_vllm(config: Config) -> bool:
-    """Whether vLLM generates, of a config whose device is known."""
-    return config.engine == "vllm" or config.engine == "auto" and choose_engine(config, config.device)[0] == "vllm"
-
-
 def training_state(config: Config, facts: ModelFacts, shards: int = 1) -> dict[str, float]:
     """Bytes of one GPU that an optimizer step holds whatever the batch: master weights, gradients, Adam's moments, reference.
 
@@ -64,7 +58,7 @@ def training_state(config: Config, facts: ModelFacts, shards: int = 1) -> dict[s
         **adam_state(config, trained, master),
     }
     parts = {name: num_bytes / shards for name, num_bytes in parts.items()}
-    if shards > 1 and not samples_with_vllm(config):  # ranks that sample from shards would have to decode in step
+    if shards > 1 and config.engine != "vllm":  # ranks that sample from shards would have to decode in step
         parts["whole copy to sample from"] = model
     return parts
 
@@ -91,7 +85,7 @@ def never_sleeps(config: Config) -> bool:
 
 def awake_state(config: Config, facts: ModelFacts, shards: int = 1) -> dict[str, float]:
     """Bytes that training keeps while vLLM is awake: all but gradients and activations, unless it never sleeps."""
-    if samples_with_vllm(config) and never_sleeps(config):
+    if config.engine == "vllm" and never_sleeps(config):
         master, compute = _widths(config)
         update = {"activations": config.micro_batch_tokens * _activations(config, facts, master, compute)}
         return {**training_state(config, facts, shards), **update, **_head(config, facts, master, compute)}
@@ -120,12 +114,10 @@ def estimate(
         phase -> part -> bytes. "always" is there in every phase but "load", which comes before the first optimizer step.
         "logprob" is there only if log-probs are computed before the update.
     """
-    from vipfast.learn.pack import choose_packing  # imports NumPy, and --help comes through here
-
     passes = passes or Passes(config.micro_batch_tokens, several=False)
     config = dataclasses.replace(config, micro_batch_tokens=passes.tokens)
     master, compute = _widths(config)
-    vllm = samples_with_vllm(config)
+    vllm = config.engine == "vllm"
     state = training_state(config, facts, shards)
     always = {name: part for name, part in state.items() if name != "gradients"}
     always |= {"libraries loaded with the model": LIBRARY_BYTES} if config.device == "cpu" else {}
@@ -157,8 +149,7 @@ def estimate(
     }
     if config.device == "cpu" and passes.several:
         phases["update"]["kept by malloc of earlier passes"] = MALLOC_KEEPS * phases["update"]["activations"]
-    packing = choose_packing(config.packing, config.device, config.dtype)
-    if packing.kind == "varlen" and packing.attention is None:
+    if config.packing == "masked":
         # as booleans, and once more in the dtype that attention adds to its scores
         phases["update"]["mask of a packed row"] = config.micro_batch_tokens**2 * (1 + compute)
     if vllm and never_sleeps(config):

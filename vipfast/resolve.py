@@ -7,20 +7,20 @@ import dataclasses
 import difflib
 import re
 import shutil
+from dataclasses import dataclass
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 
 from vipfast import gpu_fit, preflight, run_folder
-from vipfast.config import Config
+from vipfast.choices import Choice, check_engine, choose_engine, choose_kernels, choose_packing, choose_parallel
+from vipfast.config import FACTS, Config
 from vipfast.cores import free_threads
 from vipfast.distributed import join
-from vipfast.engine import check_engine, choose_engine
 from vipfast.errors import UsageError
 from vipfast.idle import idle_options
 from vipfast.inherited import inherited, starting_point
-from vipfast.memory import samples_with_vllm
-from vipfast.model_facts import known_facts, model_folder, read_config
+from vipfast.model_facts import ModelFacts, known_facts, model_folder, read_config
 from vipfast.options.values import CUSTOM, REASONING_GYM
 
 DATA_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
@@ -28,9 +28,7 @@ LONGEST_PROMPT = 1024
 """Default prompt limit of models other than the starter; their positions leave far more than a rollout batch can hold."""
 
 
-def resolve(
-    config: Config, ask_torch: bool = True, gpu_bytes: float | None = None, resumed: bool = False
-) -> tuple[Config, list[str]]:
+def resolve(config: Config, ask_torch: bool = True, gpu_bytes: float | None = None, resumed: bool = False) -> "Resolved":
     """Check a config as far as that needs no model, and fill in its ``None`` fields.
 
     Args:
@@ -40,8 +38,8 @@ def resolve(
         resumed: the options are a saved run's; --base-dtype auto then says that it was saved before there was a choice.
 
     Returns:
-        The resolved config (fields of another allocator, and field names of the task, may stay None) and one line per choice,
-        e.g. "learning_rate = 1e-4 (starter)".
+        The resolved run (fields of another allocator, and field names of the task, may stay None), with a line per choice, e.g.
+        "learning_rate = 1e-4 (starter)".
 
     Raises:
         UsageError: an option that cannot work, named with its value and the remedy.
@@ -50,6 +48,7 @@ def resolve(
 
     lines: list[str] = []
     filled: dict = {}
+    reasons: dict[str, str] = {}
 
     def fill(name: str, value, why: str) -> None:
         if getattr(config, name) is None and name not in filled:
@@ -84,32 +83,80 @@ def resolve(
     fill("device", *(("cuda", "--gpu-memory-gb") if gpu_bytes else _find_device(config, ask_torch)))
     device = filled.get("device", config.device)
     fill("dtype", "bfloat16" if device == "cuda" else "float32", f"on {device}")
-    if config.lora_rank and config.base_dtype == "auto" and not resumed:
-        dtype = filled.get("dtype", config.dtype)
-        filled["base_dtype"] = "bfloat16" if dtype == "bfloat16" else "float32"
-        lines.append(f"base_dtype = {filled['base_dtype']} (LoRA over --dtype {dtype})")
+
+    def decide(name: str, choice: Choice) -> None:
+        """Put a value in the place of ``auto``, or of one that is no use here."""
+        reasons[name] = choice.reason
+        if getattr(config, name) != choice.value:
+            filled[name] = choice.value
+
     resolved = dataclasses.replace(config, **filled)
+    dtype = resolved.dtype
+    if config.lora_rank and config.base_dtype == "auto" and not resumed:
+        decide("base_dtype", Choice("bfloat16" if dtype == "bfloat16" else "float32", f"LoRA over --dtype {dtype}"))
+        lines.append(f"base_dtype = {filled['base_dtype']} ({reasons['base_dtype']})")
     if ask_torch:
         _check_ranks(resolved)
     _check_optimizer(resolved, here=ask_torch or device == "cpu")
     check_engine(resolved, device)
-    if ask_torch:
-        choose_engine(resolved, device)
-    if resolved.device == "cuda":
-        share = _share_of_the_gpu(resolved, total_gpu_bytes() if ask_torch else gpu_bytes, ask_torch)
+    ask_vllm = ask_torch or config.engine == "auto"
+    decide("engine", choose_engine(resolved, device) if ask_vllm else Choice(config.engine, "as asked"))
+    decide("packing", choose_packing(config.packing, device, dtype))
+    decide("kernels", choose_kernels(config.kernels, device, ask_torch))
+    gpu_bytes = total_gpu_bytes() if ask_torch and device == "cuda" else gpu_bytes
+    facts = known_facts(source.base)
+    resolved = dataclasses.replace(config, **filled)
+    decide("parallel", choose_parallel(resolved, facts, gpu_bytes))
+    resolved = dataclasses.replace(config, **filled)
+    if device == "cuda":
+        share = _share_of_the_gpu(resolved, facts, gpu_bytes, ask_torch)
     else:
-        share = (gpu_fit.UNKNOWN_SHARE, "a CPU has no such share") if samples_with_vllm(resolved) else None
+        share = (gpu_fit.UNKNOWN_SHARE, "a CPU has no such share") if resolved.engine == "vllm" else None
     if share is not None:
         fill("vllm_memory", *share)
         resolved = dataclasses.replace(config, **filled)
-    lines += backend_notes(resolved) if ask_torch else []
-    # A config that comes here resolved has had its notes told.
-    return resolved, idle_options(config, device, sampler(config, device)) + lines if filled else []
+    lines += _choices_told(resolved, reasons) if ask_torch else []
+    notes = [] if resumed else idle_options(config, device, resolved.engine)  # of a resumed run they have been told
+    return Resolved(resolved, config, reasons, notes + lines)
 
 
-def sampler(config: Config, device: str) -> str:
-    """The engine that samples; one that was asked for is not looked for."""
-    return "vllm" if config.engine == "vllm" else choose_engine(config, device)[0]
+@dataclass(frozen=True)
+class Resolved:
+    """A run with every choice made; nothing after ``resolve`` asks again.
+
+    Attributes:
+        config: no option that the run reads is None or auto.
+        asked: the options before.
+        reasons: why each option that was auto got its value, by name.
+        lines: what there is to tell of all that was decided.
+    """
+
+    config: Config
+    asked: Config
+    reasons: dict[str, str]
+    lines: list[str]
+
+    @property
+    def saved(self) -> Config:
+        """The config that a run's folder keeps: what a machine decides is left for the next one to decide."""
+        decided = (name for name, facts in FACTS.items() if facts.decided)
+        return dataclasses.replace(self.config, **{name: getattr(self.asked, name) for name in decided})
+
+
+def _choices_told(config: Config, reasons: dict[str, str]) -> list[str]:
+    """What samples, what computes the loss and how rollouts pass through the body of a resolved config, with the reasons;
+    nothing where a CPU does as CPUs do."""
+    lines, plain = [], config.device == "cpu"
+    if not plain or config.engine == "vllm":
+        lines.append(f"engine: {config.engine} ({reasons['engine']})")
+    if not plain or config.kernels == "required":
+        why = reasons["kernels"]
+        lines.append(f"loss: Triton kernels ({why})" if config.kernels == "required" else f"loss: plain torch, because {why}")
+    if not plain or config.packing == "masked":
+        lines.append(f"packing: {config.packing} ({reasons['packing']})")
+    if join().size > 1:
+        lines.append(f"parallel: {config.parallel} over {join().size} processes ({reasons['parallel']})")
+    return lines
 
 
 def check_task(task: str) -> None:
@@ -205,17 +252,18 @@ def total_gpu_bytes() -> int:
     return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
 
 
-def _share_of_the_gpu(config: Config, gpu_bytes: float | None, ask_torch: bool) -> tuple[float, str] | None:
+def _share_of_the_gpu(
+    config: Config, facts: ModelFacts | None, gpu_bytes: float | None, ask_torch: bool
+) -> tuple[float, str] | None:
     """vLLM's share of the GPU and why (None without vLLM), once what is known before loading has been found to fit."""
-    facts = known_facts(config.model)
     if facts is None or gpu_bytes is None:
-        return (gpu_fit.UNKNOWN_SHARE, "model or GPU are not known yet") if samples_with_vllm(config) else None
+        return (gpu_fit.UNKNOWN_SHARE, "model or GPU are not known yet") if config.engine == "vllm" else None
     gpu_fit.check_training(config, facts, gpu_bytes, gpu_fit.max_shards(config))
     if ask_torch:
         gpu_fit.check_main_memory(config, facts)
-    if not samples_with_vllm(config):
+    if config.engine != "vllm":
         return None
-    shards = gpu_fit.choose_shards(config, facts, gpu_bytes)
+    shards = gpu_fit.num_shards(config)
     if config.vllm_memory is not None:
         gpu_fit.check_share(config, facts, gpu_bytes, shards)
         return config.vllm_memory, "given"
@@ -244,33 +292,6 @@ def _check_optimizer(config: Config, here: bool) -> None:
         raise UsageError("--offload-optimizer: with --device cpu AdamW's moments are in main memory already; leave it out")
     if config.optimizer == "adamw8bit" and here and find_spec("bitsandbytes") is None:
         raise UsageError("--optimizer adamw8bit: needs the bitsandbytes library; pip install 'vipfast[adamw8bit]'")
-
-
-def backend_notes(config: Config) -> list[str]:
-    """What samples, what computes the loss and how rollouts pass through the body of a resolved config, with the reasons;
-    nothing where a CPU does as CPUs do.
-
-    Raises:
-        UsageError: ``--kernels required``, and Triton cannot run.
-    """
-    lines = []
-    if config.device != "cpu" or config.engine == "vllm":
-        lines.append("engine: {} ({})".format(*choose_engine(config, config.device)))
-    if config.device != "cpu" or config.kernels == "required":
-        # torch and Triton take seconds to import
-        from vipfast.kernels.launch import choose
-
-        try:
-            backend, reason = choose(config.device, config.kernels)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-        lines.append(f"loss: Triton kernels ({reason})" if backend == "triton" else f"loss: plain torch, because {reason}")
-    if config.device != "cpu" or config.packing == "varlen":
-        from vipfast.learn.pack import choose_packing
-
-        packing = choose_packing(config.packing, config.device, config.dtype)
-        lines.append(f"packing: {packing.kind} ({packing.reason})")
-    return lines
 
 
 def _short(value) -> str:

@@ -21,14 +21,13 @@ from vipfast.allocation import make_allocator
 from vipfast.config import Config
 from vipfast.config_file import continued, save_yaml
 from vipfast.distributed import join
-from vipfast.engine import choose_engine, make_engine
+from vipfast.engine import make_engine
 from vipfast.engine.base import Sampling
 from vipfast.engine.sampling import stop_ids
 from vipfast.errors import CheckpointError, DeadRunError, RewardError, SyncError
 from vipfast.evaluate import evaluate
 from vipfast.expected import check_memory, expected_memory
 from vipfast.learn.learner import Learner
-from vipfast.learn.sharding import choose_parallel
 from vipfast.options.values import CUSTOM, PYTHON
 from vipfast.placement import Placement
 from vipfast.policy import load_policy, load_reference, load_tokenizer
@@ -39,7 +38,7 @@ from vipfast.rewards.grader import Grader
 from vipfast.rollout import collect
 from vipfast.run_result import DONE, STOPPED, RunResult
 from vipfast.select import EpochSelector
-from vipfast.settled import settled
+from vipfast.settled import Settled, settled
 from vipfast.shortage import shortage_told
 from vipfast.state import set_rng_state
 from vipfast.stop import StopRequest
@@ -60,7 +59,7 @@ class Trainer:
     each generates, grades and trains its share.
 
     Args:
-        config: options; fields left None are decided by the model and the task.
+        config: options; fields left None are decided by the model and the task. Or options that are settled already.
         prompts: instead of ``config.task``: texts, or dicts with "prompt", optionally "answer", and any metadata.
         reward: (completions, answers, metadata) -> one float or None (= cannot be graded) per completion, or a function as
             TRL or verl take it (rewards/shapes.py); it is tried once before the model is loaded.
@@ -70,14 +69,16 @@ class Trainer:
         UsageError: an option, file or schedule that cannot be used; the message names it and the remedy.
     """
 
-    def __init__(self, config: Config, *, prompts=None, reward: Reward | None = None, resume: bool = False):
-        self.ranks = join()
-        if prompts is not None:
-            config = dataclasses.replace(config, task=CUSTOM)
-        if reward is not None and not config.reward:
-            config = dataclasses.replace(config, reward=(PYTHON,))
-        self.config, self.notes, self.restored = self.ranks.decided(lambda: settled(config, resume))
-        config = self.config
+    def __init__(self, config: Config | Settled, *, prompts=None, reward: Reward | None = None, resume: bool = False):
+        self.ranks, start = join(), config
+        if isinstance(config, Config):
+            if prompts is not None:
+                config = dataclasses.replace(config, task=CUSTOM)
+            if reward is not None and not config.reward:
+                config = dataclasses.replace(config, reward=(PYTHON,))
+            start = self.ranks.decided(lambda: settled(config, resume))
+        self.config = config = start.run.config
+        self.saved_config, self.restored, self.notes = start.run.saved, start.restored, list(start.notes)
         self.ranks.connect(config.device, config.dist_timeout)
         torch.set_num_threads(config.threads)
         threadpool_limits(config.threads, user_api="blas")  # the predictor's NumPy; another count would also move its last bits
@@ -89,7 +90,7 @@ class Trainer:
         if self.restored is None:
             self.notes += self.ranks.decided(lambda: check_memory(config, self.task))
         self.selector = EpochSelector(self.task.train, config.seed)
-        split = self.ranks.size > 1 and choose_engine(config, config.device)[0] == "vllm"
+        split = self.ranks.size > 1 and config.engine == "vllm"
         self.placement = Placement(self.ranks, config.tensor_parallel_size if split else 1)
         texts = [(prompt.uid, prompt.text) for prompt in self.task.train]
         self.allocator, alone = self._make_allocator(texts), self.ranks.size == 1
@@ -103,22 +104,20 @@ class Trainer:
         self.model = load_policy(config, self.tokenizer)
         if self.restored is not None:
             checkpoint.load_weights(self.restored, self.model)
-        self.parallel, why = choose_parallel(config, self.ranks.size, self.model)
-        if self.parallel == "ddp":
+        if config.parallel == "ddp":
             self.model.to(config.device)
-        self.notes += [] if alone else [f"parallel: {self.parallel} over {self.ranks.size} processes ({why})"]
         pad_id = self.tokenizer.pad_token_id
         stops = stop_ids(self.tokenizer, self.model.generation_config, config.stop)
         sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p, stops, config.seed)
         # Shards cannot sample: ranks would have to decode in step with one another.
-        apart = self.parallel == "fsdp" and choose_engine(config, config.device)[0] == "transformers"
+        apart = config.parallel == "fsdp" and config.engine == "transformers"
         sampled = copy.deepcopy(self.model).to(config.device) if apart else self.model
         NOW.enter("starting the engine")
         self.engine = make_engine(config, sampled, sampling, pad_id)
         self.engine = with_tools(config, self.engine, self.tokenizer, self.placement)
         if not alone:
             self.ranks.at_leave.append(self.engine.close)
-        self.learner = Learner(self.model, config, pad_id, load_reference(config, self.tokenizer), self.ranks, self.parallel)
+        self.learner = Learner(self.model, config, pad_id, load_reference(config, self.tokenizer), self.ranks)
         self.peaks.mark("load")
         self.step, self.totals = 0, {"budget/rollouts_cum": 0, "budget/tokens_cum": 0}
         self.best: float | None = None
@@ -162,7 +161,7 @@ class Trainer:
         """Take the run's folder, or cut its records back to the checkpoint; rank 0 alone writes there."""
         if self.restored is None:
             run_folder.claim(self.run_dir)
-        save_yaml(self.config, self.run_dir / "config.yaml")
+        save_yaml(self.saved_config, self.run_dir / "config.yaml")
         if self.restored is not None:
             step = checkpoint.step_of(self.restored)
             checkpoint.trim_run(self.run_dir, step)
@@ -273,7 +272,7 @@ class Trainer:
         return scores
 
     def _log(self, metrics: dict, rollouts: Rollouts | None = None) -> None:
-        together = "" if self.ranks.size == 1 else f" × {self.ranks.size} {self.parallel}"
+        together = "" if self.ranks.size == 1 else f" × {self.ranks.size} {self.config.parallel}"
         common = {
             "allocator": self.allocator.name,
             "backend": f"{self.engine.name}+{self.learner.backend} on {self.config.device}{together}",
@@ -328,7 +327,7 @@ class Trainer:
             "step": self.step,
             "totals": dict(self.totals),
             "best": self.best,
-            "config": dataclasses.asdict(self.config),
+            "config": dataclasses.asdict(self.saved_config),
             "selector": self.selector.state_dict(),
             "allocator": self.allocator.state_dict(),
             "placement": self.placement.state_dict(),
@@ -337,7 +336,7 @@ class Trainer:
 
     def _restore(self, path: Path) -> None:
         state = checkpoint.load(path, checked=self.ranks.rank > 0)
-        continued(Config(**state["config"]), self.config)  # config.yaml may not be the one this checkpoint was saved with
+        continued(Config(**state["config"]), self.saved_config)  # config.yaml may not be the one this checkpoint was saved with
         self.step, self.totals, self.best = state["step"], state["totals"], state["best"]
         self.saved = self.step
         self.selector.load_state_dict(state["selector"])

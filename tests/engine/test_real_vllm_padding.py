@@ -32,7 +32,7 @@ def test_padding_is_never_sampled_and_takes_no_probability(tmp_path, top_p):
         assert padded(torch.tensor([PROMPT])).logits[0, -1].argmax() >= KNOWN
     padded.save_pretrained(tmp_path)
     read_tokenizer(model_path("starter")).save_pretrained(tmp_path)
-    config, _ = resolve(Config(engine="vllm", model=str(tmp_path), device="cpu", threads=1, max_new_tokens=16))
+    config = resolve(Config(engine="vllm", model=str(tmp_path), device="cpu", threads=1, max_new_tokens=16)).config
     policy = load_policy(config, load_tokenizer(config))
     engine = make_engine(config, policy, Sampling(4, top_p=top_p), 257)
     for _ in range(2):

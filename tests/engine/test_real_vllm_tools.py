@@ -31,7 +31,7 @@ def test_rollouts_with_calls_are_the_policys_and_the_same_in_any_rounds(monkeypa
     # The starter writes no calls, so every turn of even length counts as one.
     asked = lambda text: calls_module.calls(call(f"{len(text)} * 2")) if len(text) % 2 == 0 else []  # noqa: E731
     monkeypatch.setattr(engine_module, "calls", asked)
-    config, _ = resolve(Config(engine="vllm", device="cpu", threads=1, output_dir="unused", max_new_tokens=120))
+    config = resolve(Config(engine="vllm", device="cpu", threads=1, output_dir="unused", max_new_tokens=120)).config
     policy = load_policy(config).eval()
     inner = make_engine(config, policy, Sampling(120, temperature=1.0, stop_ids=(256,), seed=5), 257)
     engine = ToolEngine(inner, [Calculator()], TOKENIZER, max_new_tokens=120, max_turns=3, max_tool_tokens=20, time_s=5.0)

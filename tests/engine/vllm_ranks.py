@@ -23,7 +23,7 @@ PROMPTS = [[1, 2, 3, 4, 5], [7, 7, 1]]
 
 def main(folder: Path, tensor_parallel_size: int) -> None:
     dist.init_process_group("gloo")
-    config, _ = resolve(Config(engine="vllm", device="cpu", threads=1, tensor_parallel_size=tensor_parallel_size))
+    config = resolve(Config(engine="vllm", device="cpu", threads=1, tensor_parallel_size=tensor_parallel_size)).config
     policy = load_policy(config)
     engine = make_engine(config, policy, Sampling(8, stop_ids=(256,)), 257)
     engine.sync(policy.named_parameters())

@@ -1,12 +1,9 @@
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vipfast.learn import pack as module
 from vipfast.learn.pack import (
     blank,
-    choose_packing,
     cut_packed,
     cut_rectangles,
     deal_prompts,
@@ -54,7 +51,7 @@ def test_rectangle_by_hand():
 
 def test_packed_row_by_hand():
     step = ragged([1, 2], [2, 1], [3, 1, 2])
-    only, _ = pack(step, np.array([0, 1, 2]), 5, pad_id=36, kind="varlen")
+    only, _ = pack(step, np.array([0, 1, 2]), 5, pad_id=36, packing="varlen")
     t, p = step.tokens.tolist(), step.prompt_tokens.tolist()
     # prompt of 2 and completion of 3: 4 inputs; prompt of 1 and completion of 1: 1 input; the third row's 2 would make 7
     assert only.input_ids.tolist() == [p[:2] + t[:2] + p[2:]] and only.row_offsets.tolist() == [0, 4, 5]
@@ -87,26 +84,6 @@ def test_packed_rows_hold_every_row_once_within_the_budget(lengths, budget):
     assert all(len(cut) == 1 or lengths[cut].sum() <= budget for cut in cuts)
     # two neighbours always hold more than one budget, so there are at most twice as many as needed
     assert all(lengths[a].sum() + lengths[b].sum() > budget for a, b in zip(cuts, cuts[1:]))
-
-
-@pytest.mark.parametrize(
-    ("packing", "device", "dtype", "installed", "expected"),
-    [
-        ("auto", "cpu", "float32", True, ("rectangles", None, "SDPA, because flash-attn runs on CUDA devices, not on cpu")),
-        ("auto", "cuda", "bfloat16", True, ("varlen", "flash_attention_2", "flash-attn's varlen attention")),
-        ("auto", "cuda", "float32", True, ("rectangles", None, "SDPA, because flash-attn takes --dtype bfloat16, not float32")),
-        ("auto", "cuda", "bfloat16", False, ("rectangles", None, "SDPA, because flash-attn is not installed")),
-        ("rectangles", "cuda", "bfloat16", True, ("rectangles", None, "asked for by --packing rectangles")),
-        ("varlen", "cuda", "bfloat16", True, ("varlen", "flash_attention_2", "flash-attn's varlen attention")),
-        (
-            "varlen", "cuda", "bfloat16", False,
-            ("varlen", None, "SDPA with a block-diagonal mask, because flash-attn is not installed"),
-        ),
-    ],
-)  # fmt: skip
-def test_packing_is_chosen_with_a_reason(monkeypatch, packing, device, dtype, installed, expected):
-    monkeypatch.setattr(module, "find_spec", lambda name: object() if installed else None)
-    assert choose_packing(packing, device, dtype) == expected
 
 
 def test_padding_share_on_short_arithmetic():

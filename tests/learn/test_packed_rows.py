@@ -10,17 +10,17 @@ from ragged_steps import configured, exact, gradients, params, same, sampled, ti
 from transformers import AttentionInterface, BloomConfig, BloomForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from vipfast.errors import UsageError
-from vipfast.learn import learner as module
+from vipfast.learn import policy as policy_module
 from vipfast.learn.batch import upload
 from vipfast.learn.learner import Learner
-from vipfast.learn.pack import Packing, pack
+from vipfast.learn.pack import pack
 from vipfast.learn.policy import Policy
 
 CPU = torch.device("cpu")
 
 
 def everything(**options):
-    return configured(packing="varlen", **options)
+    return configured(packing="masked", **options)
 
 
 @pytest.mark.parametrize("tokens", [1, 60, 8192])
@@ -52,7 +52,7 @@ def test_no_token_sees_another_rollout():
     """Bit for bit, whatever stands before or behind it."""
     torch.manual_seed(0)
     model = tiny()
-    policy = Policy(model, "float64", "cpu", 1.0, train=True, packing=Packing("varlen", None, ""))
+    policy = Policy(model, "float64", "cpu", 1.0, train=True, packing="masked")
     step = sampled(model, counts=[3], lengths=[7, 5, 9])
     other = dataclasses.replace(step, tokens=step.tokens.copy())
     other.tokens[:7], other.tokens[12:] = (step.tokens[:7] + 5) % 37, (step.tokens[12:] + 11) % 37
@@ -83,8 +83,8 @@ def test_an_attention_of_its_own_serves_packed_rows_alone(monkeypatch, recompute
     model = exact(tiny())
     step = sampled(model)
     expected, _ = gradients(Learner(copy.deepcopy(model), configured(), 0), step)
-    monkeypatch.setattr(module, "choose_packing", lambda *args: Packing("varlen", "varlen_test", ""))
-    learner = Learner(model, everything(micro_batch_tokens=100, gradient_checkpointing=recompute), 0)
+    monkeypatch.setattr(policy_module, "VARLEN_ATTENTION", "varlen_test")
+    learner = Learner(model, configured(packing="varlen", micro_batch_tokens=100, gradient_checkpointing=recompute), 0)
     assert calls == [2, 2] and model.config._attn_implementation == "sdpa"  # the check of two layers
     calls.clear()
     found, _ = gradients(learner, step)
@@ -100,8 +100,8 @@ SIZES = dict(vocab_size=37, hidden_size=16, num_attention_heads=2, initializer_r
 def test_a_model_without_position_ids_is_refused():
     model = BloomForCausalLM(BloomConfig(n_layer=2, n_head=2, **SIZES))
     Policy(model, "float32", "cpu", 1.0, train=True)
-    with pytest.raises(UsageError, match="--packing varlen: BloomForCausalLM takes no position_ids.*--packing rectangles"):
-        Policy(model, "float32", "cpu", 1.0, train=True, packing=Packing("varlen", None, ""))
+    with pytest.raises(UsageError, match="--packing masked: BloomForCausalLM takes no position_ids.*--packing rectangles"):
+        Policy(model, "float32", "cpu", 1.0, train=True, packing="masked")
 
 
 def test_a_model_whose_rows_see_each_other_is_refused(monkeypatch):
@@ -112,13 +112,13 @@ def test_a_model_whose_rows_see_each_other_is_refused(monkeypatch):
 
     original = modeling_llama.create_causal_mask
     monkeypatch.setattr(modeling_llama, "create_causal_mask", lambda **kwargs: original(**(kwargs | {"position_ids": None})))
-    with pytest.raises(UsageError, match="--packing varlen: LlamaForCausalLM gives packed rows other states.*rectangles"):
-        Policy(model, "float32", "cpu", 1.0, train=True, packing=Packing("varlen", None, ""))
+    with pytest.raises(UsageError, match="--packing masked: LlamaForCausalLM gives packed rows other states.*rectangles"):
+        Policy(model, "float32", "cpu", 1.0, train=True, packing="masked")
 
 
 def test_an_attention_that_cannot_be_used_is_refused():
     with pytest.raises(UsageError, match="--packing varlen: Qwen2ForCausalLM cannot use flash_attention_2 .*rectangles"):
-        Policy(tiny(), "float32", "cpu", 1.0, train=True, packing=Packing("varlen", "flash_attention_2", ""))
+        Policy(tiny(), "float32", "cpu", 1.0, train=True, packing="varlen")
 
 
 def test_bfloat16_moves_float32_masters_at_a_tiny_rate():

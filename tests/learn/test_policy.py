@@ -16,13 +16,12 @@ from transformers import (
 from vipfast.errors import UsageError
 from vipfast.learn.batch import StepTensors, upload
 from vipfast.learn.learner import Learner
-from vipfast.learn.pack import MicroBatch, Packing, blank
+from vipfast.learn.pack import MicroBatch, blank
 from vipfast.learn.policy import Policy
 from vipfast.learn.trainable import Trainable
 
 CPU = torch.device("cpu")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-VARLEN = Packing("varlen", None, "")
 
 SIZES = dict(
     vocab_size=37, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
@@ -73,12 +72,12 @@ def dense(model, temperature):
 
 @pytest.mark.parametrize("make", [qwen2, gemma2, cohere, granite])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("kind", ["rectangles", "varlen"])
-def test_log_probs_are_the_models_own(make, temperature, kind):
+@pytest.mark.parametrize("packing", ["rectangles", "masked"])
+def test_log_probs_are_the_models_own(make, temperature, packing):
     torch.manual_seed(0)
     model = make().eval()
-    policy = Policy(model, "float32", "cpu", temperature, train=True, packing=VARLEN._replace(kind=kind))
-    found = policy(packed() if kind == "varlen" else rectangle())
+    policy = Policy(model, "float32", "cpu", temperature, train=True, packing=packing)
+    found = policy(packed() if packing == "masked" else rectangle())
     assert torch.allclose(found.double(), dense(model, temperature), rtol=0, atol=1e-4)
 
 

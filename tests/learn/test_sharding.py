@@ -6,10 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from ragged_steps import tiny
 
-from vipfast.config import Config
-from vipfast.learn.sharding import choose_parallel, own_part, present_everywhere, whole
+from vipfast.learn.sharding import own_part, present_everywhere, whole
 
 
 @pytest.fixture
@@ -21,25 +19,6 @@ def gpu(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=num_bytes))
 
     return has
-
-
-def test_auto_shards_what_fills_more_than_half_of_a_gpu(gpu):
-    model = tiny()
-    state = 16 * sum(p.numel() for p in model.parameters())
-    for num_bytes, expected in ((2 * state, "ddp"), (2 * state - 1, "fsdp")):
-        gpu(num_bytes)
-        assert choose_parallel(Config(device="cuda"), 8, model)[0] == expected
-        assert choose_parallel(Config(device="cuda", offload_optimizer=True), 8, model)[0] == "ddp"
-        assert choose_parallel(Config(device="cuda", beta=0.1), 8, model)[0] == "fsdp"  # the reference counts
-    # adapters have next to no gradients and optimizer state
-    model.requires_grad_(False)
-    assert choose_parallel(Config(device="cuda"), 8, model)[0] == "ddp"
-
-
-def test_one_process_never_shards_and_what_is_asked_for_is_done():
-    assert choose_parallel(Config(device="cpu", parallel="fsdp"), 1, tiny())[0] == "ddp"
-    assert choose_parallel(Config(device="cpu", parallel="fsdp"), 2, tiny())[0] == "fsdp"
-    assert choose_parallel(Config(device="cpu"), 2, tiny())[0] == "ddp"
 
 
 def test_a_tensor_that_is_not_sharded_stays_as_it_is():

@@ -117,7 +117,7 @@ def compare(ranks, parallel, make, owners, options):
         parameter.requires_grad_(not frozen or "q_proj" in name)
     reference = exact(tiny(1, tied)) if config.beta else None
     single, expected = watched(Learner(copy.deepcopy(model), config, PAD_ID, copy.deepcopy(reference)))
-    both, found = watched(Learner(model, config, PAD_ID, reference, ranks, parallel))
+    both, found = watched(Learner(model, dataclasses.replace(config, parallel=parallel), PAD_ID, reference, ranks))
     apart = []
     for number in range(num_updates):
         step = make(single.policy.model, number)
@@ -138,7 +138,7 @@ def poisoned(ranks, parallel):
     model = exact(tiny())
     step = mixed(model, 0)
     step.sampler_logp[0] = np.nan
-    learner = Learner(copy.deepcopy(model), configured(micro_batch_tokens=64), PAD_ID, ranks=ranks, parallel=parallel)
+    learner = Learner(copy.deepcopy(model), configured(micro_batch_tokens=64, parallel=parallel), PAD_ID, ranks=ranks)
     metrics = learner.update(held(step, ranks), 0)
     return metrics["train/skipped"], gap(dict(learner.weights()), dict(model.named_parameters()))
 
@@ -171,7 +171,7 @@ def saved_names(ranks):
     model = exact(tiny())
     model.register_buffer("bias_of_experts", torch.arange(4.0))
     names = set(model.state_dict()) - {"lm_head.weight"}  # tied
-    weights = Learner(model, configured(), PAD_ID, ranks=ranks, parallel="fsdp").whole_weights()
+    weights = Learner(model, configured(parallel="fsdp"), PAD_ID, ranks=ranks).whole_weights()
     assert ranks.rank or weights["bias_of_experts"].tolist() == [0, 1, 2, 3]
     return sorted(names ^ set(weights)) if ranks.rank == 0 else sorted(weights)
 

@@ -67,7 +67,7 @@ def test_a_dry_run_counts_a_layouts_prompts_and_generates_few_of_a_procedural_ta
 
 def test_options_of_another_kind_of_task_are_said_to_be_idle():
     def idle(**options):
-        lines = resolve(Config(device="cpu", threads=1, output_dir="mine", **options), ask_torch=False)[1]
+        lines = resolve(Config(device="cpu", threads=1, output_dir="mine", **options), ask_torch=False).lines
         return [line.split()[1] for line in lines if line.startswith("note: ")]
 
     assert idle(task="openai/gsm8k", task_options="{a: 1}", task_size=5) == ["--task-size", "--task-options"]

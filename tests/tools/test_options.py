@@ -47,18 +47,20 @@ def test_what_cannot_work_here_is_refused_before_anything_is_loaded(options, mes
 
 
 def test_the_length_of_an_output_follows_the_length_of_a_rollout():
-    config, lines = resolve(Config(tools=("calculator",), max_new_tokens=100, **CPU), ask_torch=False)
+    run = resolve(Config(tools=("calculator",), max_new_tokens=100, **CPU), ask_torch=False)
+    config, lines = run.config, run.lines
     assert config.max_tool_tokens == 25 and "max_tool_tokens = 25 (a quarter of max_new_tokens, at most 512)" in lines
-    assert resolve(Config(tools=("calculator",), max_new_tokens=4000, **CPU), ask_torch=False)[0].max_tool_tokens == 512
-    config, lines = resolve(Config(**CPU), ask_torch=False)
+    assert resolve(Config(tools=("calculator",), max_new_tokens=4000, **CPU), ask_torch=False).config.max_tool_tokens == 512
+    run = resolve(Config(**CPU), ask_torch=False)
+    config, lines = run.config, run.lines
     assert config.max_tool_tokens is None and not any("tool" in line for line in lines)
 
 
 def test_options_that_nothing_reads_are_told():
-    _, lines = resolve(Config(max_turns=7, search_k=5, tool_timeout=1.0, **CPU), ask_torch=False)
+    lines = resolve(Config(max_turns=7, search_k=5, tool_timeout=1.0, **CPU), ask_torch=False).lines
     for option in ("--max-turns 7", "--search-k 5", "--tool-timeout 1.0"):
         assert f"note: {option} has no effect with no --tools" in lines
-    _, lines = resolve(Config(tools=("calculator",), max_new_tokens=50, max_turns=7, search_k=5, **CPU), ask_torch=False)
+    lines = resolve(Config(tools=("calculator",), max_new_tokens=50, max_turns=7, search_k=5, **CPU), ask_torch=False).lines
     assert [line for line in lines if "no effect" in line] == [
         "note: --search-k 5 has no effect with --tools calculator, without search"
     ]

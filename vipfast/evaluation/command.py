@@ -9,7 +9,6 @@ from dataclasses import field
 from vipfast import cli, collection
 from vipfast.config import Config
 from vipfast.distributed import Ranks
-from vipfast.engine import choose_engine
 from vipfast.evaluation.options import TRAINING, Evaluation, Flags, defaults, settle
 from vipfast.names import check_argv
 from vipfast.resolve import resolve
@@ -59,12 +58,12 @@ def _prepare(argv: Sequence[str]) -> Evaluation:
     # Sized as a trainer of one small adapter would be, which keeps the weights and little else.
     rows = asked.rows_at_once or 4096
     sized = dict(lora_rank=1, prompts_per_step=max(1, rows // asked.samples), output_dir=asked.config.output_dir or "-")
-    config, lines = resolve(dataclasses.replace(asked.config, **sized))
+    run = resolve(dataclasses.replace(asked.config, **sized))
+    config = run.config
     for task in asked.configs[1:]:
         resolve(dataclasses.replace(config, task=task.task, task_split=task.task_split))
-    print(*asked.notes, *lines, sep="\n", flush=True)
-    engine = choose_engine(config, config.device)[0]
-    settled = dict(lora_rank=0, prompts_per_step=1, output_dir=asked.config.output_dir, engine=engine)
+    print(*asked.notes, *run.lines, sep="\n", flush=True)
+    settled = dict(lora_rank=0, prompts_per_step=1, output_dir=asked.config.output_dir)
     return dataclasses.replace(asked, config=dataclasses.replace(config, **settled))
 
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from vipfast.config import Config
 from vipfast.distributed import ALONE, Ranks
 from vipfast.errors import NonFiniteError, SyncError, UsageError
-from vipfast.kernels.launch import choose
+from vipfast.kernels.launch import backend_of
 from vipfast.kernels.policy_loss import add_sums
 from vipfast.learn.batch import StepTensors, upload
 from vipfast.learn.optimizer import make_optimizer
-from vipfast.learn.pack import MicroBatch, blank, choose_packing, pack, padding_share
+from vipfast.learn.pack import MicroBatch, blank, pack, padding_share
 from vipfast.learn.policy import Policy
 from vipfast.learn.saved_shards import SavedShards
 from vipfast.learn.schedule import learning_rate
@@ -45,11 +45,10 @@ class Learner:
     Args:
         model: a causal language model whose parameters with ``requires_grad`` are trained; to be sharded it may lie in main
             memory, and moves to the device layer by layer.
-        config: resolved, i.e. learning_rate, max_new_tokens, dtype and device are given.
+        config: resolved, i.e. learning_rate, max_new_tokens, dtype and device are given, and how ranks hold the policy.
         pad_id: fills rectangles; any valid id.
         ref_model: the policy KL is measured to; needed when config.beta > 0.
         ranks: who trains.
-        parallel: "ddp", all of the model on every rank, or "fsdp", shards; of no account for a process alone.
 
     Raises:
         UsageError: no reference model for a KL term, a model whose head is not a plain linear layer, or one that cannot be
@@ -66,17 +65,15 @@ class Learner:
         pad_id: int,
         ref_model: nn.Module | None = None,
         ranks: Ranks = ALONE,
-        parallel: str = "ddp",
     ):
         if config.beta > 0 and ref_model is None:
             raise UsageError(f"--beta {config.beta}: a KL term needs a reference model; pass ref_model, or set --beta 0")
         self.config, self.pad_id, self.ranks = config, pad_id, ranks
-        self.sharded = parallel == "fsdp" and ranks.size > 1
-        self.backend, _ = choose(config.device, config.kernels)
-        self.packing = choose_packing(config.packing, config.device, config.dtype)
+        self.sharded = config.parallel == "fsdp" and ranks.size > 1
+        self.backend = backend_of({"required": "triton", "off": "torch"}.get(config.kernels), torch.device(config.device))
         shared = dict(
             dtype=config.dtype, device=config.device, temperature=config.temperature, backend=self.backend,
-            packing=self.packing, recompute=config.gradient_checkpointing,
+            packing=config.packing, recompute=config.gradient_checkpointing,
         )  # fmt: skip
         self.policy = Policy(model, train=True, placed=not self.sharded, **shared)
         self.reference = Policy(ref_model, train=False, placed=not self.sharded, **shared) if config.beta > 0 else None
@@ -241,7 +238,7 @@ class Learner:
     def _pack(self, rollouts: Rollouts, rows_r: np.ndarray) -> list[MicroBatch]:
         """Passes over those of the rows that are here; blank ones behind them, so that all ranks make equally many."""
         own = rows_r[rollouts.held_R[rows_r]]
-        parts = pack(rollouts, own, self.config.micro_batch_tokens, self.pad_id, self.packing.kind)
+        parts = pack(rollouts, own, self.config.micro_batch_tokens, self.pad_id, self.config.packing)
         return parts + [blank(self.pad_id)] * (max(self.ranks.gather(len(parts))) - len(parts))
 
     def _add_up_gradients(self) -> None:

@@ -7,8 +7,6 @@ Either way the hidden states that predict completion tokens are cut back to [T, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,36 +14,11 @@ from vipfast import streams
 from vipfast.distributed import ALONE, Ranks
 from vipfast.types import Rollouts
 
+PACKED = ("varlen", "masked")
+"""The values of ``--packing`` that make one row of many rollouts."""
+
 RECTANGLE_COST = 96
 """What one more forward and backward pass costs, in padded tokens worth avoiding (measured on the starter, one thread)."""
-
-
-class Packing(NamedTuple):
-    """How rollouts pass through the body and why. ``kind``: "rectangles" or "varlen". ``attention``: transformers' name of the
-    one that packed rows need, None for that the model was loaded with.
-    """
-
-    kind: str
-    attention: str | None
-    reason: str
-
-
-def choose_packing(packing: str, device: str, dtype: str) -> Packing:
-    """Resolve ``--packing`` for a device and a compute dtype (flash-attn knows no float32); flash-attn is not imported here."""
-    missing = None
-    if device != "cuda":
-        missing = f"flash-attn runs on CUDA devices, not on {device}"
-    elif dtype != "bfloat16":
-        missing = f"flash-attn takes --dtype bfloat16, not {dtype}"
-    elif find_spec("flash_attn") is None:
-        missing = "flash-attn is not installed"
-    if packing == "rectangles":
-        return Packing("rectangles", None, "asked for by --packing rectangles")
-    if missing is None:
-        return Packing("varlen", "flash_attention_2", "flash-attn's varlen attention")
-    if packing == "varlen":
-        return Packing("varlen", None, f"SDPA with a block-diagonal mask, because {missing}")
-    return Packing("rectangles", None, f"SDPA, because {missing}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +108,7 @@ def cut_packed(length_r: np.ndarray, budget: int) -> list[np.ndarray]:
 
 
 def pack(
-    rollouts: Rollouts, rows_r: np.ndarray, micro_batch_tokens: int, pad_id: int, kind: str = "rectangles"
+    rollouts: Rollouts, rows_r: np.ndarray, micro_batch_tokens: int, pad_id: int, packing: str = "rectangles"
 ) -> list[MicroBatch]:
     """The passes that hold ``rows_r``.
 
@@ -144,15 +117,16 @@ def pack(
         rows_r: int64 [r], rows to pass through the model; each has at least one token and a prompt.
         micro_batch_tokens: tokens of one pass at most, padding included (a longer row stands alone).
         pad_id: fills the space after a row; any valid id, it reaches no log-prob.
-        kind: "rectangles", or "varlen" for packed rows.
+        packing: "rectangles"; or "varlen" or "masked", for packed rows.
 
     Returns:
         list of MicroBatch, each row in exactly one.
     """
     prompt_R = np.diff(rollouts.prompt_offsets)[rollouts.group_R]
     length_r = (prompt_R + rollouts.lengths_R - 1)[rows_r]
-    cut = cut_packed if kind == "varlen" else cut_rectangles
-    return [_micro_batch(rollouts, rows_r[part], pad_id, kind == "varlen") for part in cut(length_r, micro_batch_tokens)]
+    packed = packing in PACKED
+    cut = cut_packed if packed else cut_rectangles
+    return [_micro_batch(rollouts, rows_r[part], pad_id, packed) for part in cut(length_r, micro_batch_tokens)]
 
 
 def blank(pad_id: int) -> MicroBatch:

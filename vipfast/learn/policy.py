@@ -12,11 +12,12 @@ from vipfast.errors import UsageError
 from vipfast.kernels.policy_head import PolicyHead, policy_head
 from vipfast.kernels.token_logprob import token_logprob
 from vipfast.learn.batch import Batch
-from vipfast.learn.pack import Packing
+from vipfast.learn.pack import PACKED
 from vipfast.learn.recompute import checkpointed_layers, recomputed
 from vipfast.vocabulary import num_known_ids
 
-RECTANGLES = Packing("rectangles", None, "the default")
+VARLEN_ATTENTION = "flash_attention_2"
+"""transformers' name of the attention that ``--packing varlen`` runs through."""
 
 
 class Policy(nn.Module):
@@ -52,12 +53,13 @@ class Policy(nn.Module):
         temperature: float,
         train: bool,
         backend: str | None = None,
-        packing: Packing = RECTANGLES,
+        packing: str = "rectangles",
         recompute: bool = False,
         placed: bool = True,
     ):
         super().__init__()
         self.device, self.backend, self.packing = torch.device(device), backend, packing
+        self.attention = VARLEN_ATTENTION if packing == "varlen" else None  # else the one the model was loaded with
         self.dtype = torch.float64 if dtype == "float64" else torch.float32
         self.model = model.to(self.device if placed else None, self.dtype)
         self.eval()
@@ -119,7 +121,7 @@ class Policy(nn.Module):
         """
         if batch is None:
             self._check_head()
-            return self._check_packing() if self.packing.kind == "varlen" else None
+            return self._check_packing() if self.packing in PACKED else None
         weight_VD, known = self.lm_head.weight, dict(bias_V=self.lm_head.bias, backend=self.backend, **self.head)
         if loss is not None:
             return policy_head(self._hidden(batch), weight_VD, batch.targets_T, **loss, **known)
@@ -135,7 +137,7 @@ class Policy(nn.Module):
         packed: dict[str, Any] = {}
         if batch.position_ids is not None:
             packed["position_ids"] = batch.position_ids
-            if self.packing.attention is not None:  # else it would ask the device for them, layer by layer
+            if self.attention is not None:  # else it would ask the device for them, layer by layer
                 packed |= dict(cu_seq_lens_q=batch.row_offsets, cu_seq_lens_k=batch.row_offsets)
                 packed |= dict(max_length_q=batch.longest, max_length_k=batch.longest)
         if not self.autocast:
@@ -149,12 +151,12 @@ class Policy(nn.Module):
     @contextlib.contextmanager
     def _attention(self) -> Iterator[None]:
         """The packing's attention while the body runs; the same model also generates, with its own."""
-        if self.packing.attention is None:
+        if self.attention is None:
             yield
             return
         config = self.body.config
         before = config._attn_implementation
-        config._attn_implementation = self.packing.attention
+        config._attn_implementation = self.attention
         try:
             yield
         finally:
@@ -181,13 +183,13 @@ class Policy(nn.Module):
         """Refuse a model whose packed rows are not what they are alone: not every attention follows position_ids."""
         name, remedy = type(self.causal).__name__, "use --packing rectangles"
         if "position_ids" not in inspect.signature(self.body.forward).parameters:
-            raise UsageError(f"--packing varlen: {name} takes no position_ids, so rows cannot be packed; {remedy}")
-        if self.packing.attention is not None:
+            raise UsageError(f"--packing {self.packing}: {name} takes no position_ids, so rows cannot be packed; {remedy}")
+        if self.attention is not None:
             before = self.causal.config._attn_implementation
             try:
-                self.causal.set_attn_implementation(self.packing.attention)
+                self.causal.set_attn_implementation(self.attention)
             except (ImportError, ValueError) as error:
-                raise UsageError(f"--packing varlen: {name} cannot use {self.packing.attention} ({error}); {remedy}") from error
+                raise UsageError(f"--packing {self.packing}: {name} cannot use {self.attention} ({error}); {remedy}") from error
             self.causal.set_attn_implementation(before)
         ids = torch.arange(1, 13, device=self.device) % self.lm_head.weight.shape[0]
         rows = ids.split([7, 5])
@@ -201,8 +203,8 @@ class Policy(nn.Module):
         tolerance = 0.05 if self.autocast else 1e-3
         if not float((packed - alone).abs().max()) <= tolerance * float(alone.abs().max()):
             raise UsageError(
-                f"--packing varlen: {name} gives packed rows other states than the same rows alone, so its attention or its "
-                f"positions run across them; {remedy}"
+                f"--packing {self.packing}: {name} gives packed rows other states than the same rows alone, so its attention "
+                f"or its positions run across them; {remedy}"
             )
 
 

@@ -6,28 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from vipfast.config import Config
-from vipfast.gpu_fit import can_split, is_split
 from vipfast.learn.policy import Policy
 from vipfast.learn.recompute import outermost_layers
-
-
-def choose_parallel(config: Config, num_ranks: int, model: nn.Module) -> tuple[str, str]:
-    """Resolve ``--parallel`` for a loaded model, which each rank has held whole once: "ddp" or "fsdp", and why."""
-    copies = 1 + (config.beta > 0)  # with the reference model
-    state = sum(p.numel() * p.element_size() * (copies + (3 if p.requires_grad else 0)) for p in model.parameters())
-    told = f"weights, gradients and Adam state take {state / 1e9:.3g} GB"
-    if num_ranks == 1:
-        return "ddp", "one process"
-    if config.parallel != "auto":
-        return config.parallel, f"given; {told}"
-    if not can_split(config):
-        return "ddp", "AdamW's moments are whole in main memory or in 8 bits"
-    if config.device != "cuda":
-        return "ddp", f"{told} for each process of a CPU"
-    memory = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    shards = is_split(config, state, memory)
-    return "fsdp" if shards else "ddp", f"{told} of {memory / 1e9:.3g} GB, and half of it is the limit for whole copies"
 
 
 def shard(policy: Policy) -> None:

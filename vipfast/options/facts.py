@@ -20,6 +20,7 @@ class Facts:
         travels: whether the options of a run go with its model, where that is evaluated or trained on: "to_evaluation", also
             "to_training", to an evaluation "with_its_task" alone (one that names no task of its own), or "never".
         moves_samples: another value may change what an evaluation samples or how it is graded.
+        decided: ``resolve`` decides what ``auto`` stands for, anew on each machine that goes on with a run.
         idle: conditions under which a run does not read it.
     """
 
@@ -29,6 +30,7 @@ class Facts:
     evaluated: bool = True
     travels: Literal["to_evaluation", "to_training", "with_its_task", "never"] = "to_evaluation"
     moves_samples: bool = True
+    decided: bool = False
     idle: tuple[Idle, ...] = ()
 
 

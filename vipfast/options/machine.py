@@ -15,14 +15,16 @@ class MachineOptions:
     """Where the policy trains and samples; cuda if there is one, unless given."""
     threads: int | None = option(None, low=1, high=4096, resumable=True, travels="never", moves_samples=False)
     """CPU threads of torch; chosen from the free cores unless given, and stored, since it moves float sums."""
-    parallel: Literal["auto", "ddp", "fsdp"] = option("auto", resumable=True, evaluated=False, idle=idle.in_one_process)
+    parallel: Literal["auto", "ddp", "fsdp"] = option(
+        "auto", resumable=True, evaluated=False, decided=True, idle=idle.in_one_process
+    )
     """With torchrun: every process keeps the whole model (ddp) or a shard of it (fsdp); auto shards what would fill more than
     half of a GPU with weights, gradients and optimizer state."""
     dist_timeout: int = option(
         1800, low=1, high=10**7, resumable=True, travels="never", moves_samples=False, idle=idle.in_one_process
     )
     """With torchrun: seconds without an answer from another process after which the run gives up."""
-    engine: Literal["auto", "transformers", "vllm"] = option("auto", travels="never")
+    engine: Literal["auto", "transformers", "vllm"] = option("auto", travels="never", decided=True)
     """What samples rollouts: vllm (in this process), transformers, or auto: vllm on CUDA where it is installed."""
     vllm_memory: float | None = option(
         None, low=0.01, high=1, resumable=True, travels="never", moves_samples=False, idle=(idle.without_vllm, idle.on_a_cpu)

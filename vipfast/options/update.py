@@ -43,12 +43,13 @@ class UpdateOptions:
     """The gradient is clipped to this norm once, after accumulation."""
     micro_batch_tokens: int = option(8192, low=1, high=10**9)
     """Padded tokens of one forward pass of the body; smaller saves memory and changes nothing else."""
-    packing: Literal["auto", "varlen", "rectangles"] = "auto"
-    """How rollouts pass through the body: one packed row with flash-attn's varlen attention, or small rectangles of like
-    length; auto takes varlen where flash-attn is installed, on a CUDA device in bfloat16."""
+    packing: Literal["auto", "varlen", "masked", "rectangles"] = option("auto", decided=True)
+    """How rollouts pass through the body: one packed row with flash-attn's varlen attention, one packed row under a
+    block-diagonal mask (masked, which varlen becomes without flash-attn), or small rectangles of like length; auto takes varlen
+    where flash-attn is installed, on a CUDA device in bfloat16."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass instead of keeping its activations: less memory, about a third more time."""
-    kernels: Literal["auto", "required", "off"] = option("auto", idle=idle.as_on_any_cpu)
+    kernels: Literal["auto", "required", "off"] = option("auto", decided=True, idle=idle.as_on_any_cpu)
     """The loss on CUDA: Triton kernels where they can run (auto), Triton or an error (required), or plain torch (off)."""
     max_nonfinite: int = option(5, low=1, high=10**9)
     """Stop after this many steps in a row with a non-finite loss or gradient (each is skipped)."""
