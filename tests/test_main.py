@@ -117,3 +117,17 @@ def test_ctrl_c_while_a_command_is_imported_speaks_of_no_run(monkeypatch, capsys
 
     monkeypatch.setattr(importlib, "import_module", interrupted)
     assert command.main(["train"]) == 130 and capsys.readouterr().err == "stopped; nothing was started yet\n"
+
+
+@pytest.mark.parametrize(
+    "command", [["--help"], ["--dry-run"], ["--steps", "1", "--allocator", "uniform", "--heldout-prompts", "8"]]
+)
+def test_a_reader_that_ends_first_neither_stops_a_run_nor_is_told(tmp_path, command):
+    folder = tmp_path / "run"
+    train = [sys.executable, "-m", "vipfast", "train", *command, "--output-dir", str(folder), "--device", "cpu"]
+    with subprocess.Popen(train, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        running.stdout.readline()
+        running.stdout.close()
+        told = running.stderr.read()
+    assert (running.returncode, told) == (0, "")
+    assert (folder / "final").is_dir() == ("--steps" in command)

@@ -118,3 +118,18 @@ def test_adapters_of_another_model_do_not_fit(run, tmp_path, capsys):
     described["base_model_name_or_path"] = str(tmp_path / "other")
     (adapters / "adapter_config.json").write_text(json.dumps(described))
     assert "its adapters do not fit" in refused(capsys, adapters, tmp_path / "out") and not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_found_is_told_as_run_not_as_an_option_of_training(run, tmp_path, capsys):
+    assert main([str(run / "fnial"), str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err
+    assert "RUN" in told and "--model" not in told
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    moved = shutil.copytree(run / "final", tmp_path / "moved")
+    described = json.loads((moved / "adapter_config.json").read_text())
+    (moved / "adapter_config.json").write_text(json.dumps(described | {"base_model_name_or_path": str(empty)}))
+    assert main([str(moved), str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err
+    assert f"RUN {moved}: its adapters are for another model; {empty}" in told and "--model" not in told
+    assert not (tmp_path / "out").exists()

@@ -4,6 +4,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from vipfast.unread import pipes_may_close
+
 COMMANDS = {
     "train": ("vipfast.cli", "train a policy on verifiable rewards, go on with a run, or show a run's plan (--dry-run)"),
     "evaluate": ("vipfast.evaluation.command", "mean@k, pass@k and maj@k of a model, with intervals"),
@@ -23,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("stopped; nothing was started yet", file=sys.stderr)
             return 130
-        return command.main(rest)
+        with pipes_may_close():
+            return command.main(rest)
     if name in ("-h", "--help"):
         print(_help())
         return 0

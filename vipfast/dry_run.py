@@ -187,7 +187,8 @@ def _memory(config: Config, pool: Pool, facts: ModelFacts, draws: list[Draw], gp
         f"{facts.num_parameters:,} parameters, {trained} ({facts.source})",
         f"{config.dtype} on {config.device}; "
         + ("vLLM keeps a copy of the weights while it is awake" if vllm else "sampler and learner share the weights"),
-        f"all rollouts at full length: {at_once['generate']:,} of a {unit} at once, {at_once['evaluate']:,} of an evaluation",
+        f"all rollouts at full length: {at_once['generate']:,} of a {unit} at once, {at_once.get('evaluate', 0):,} of an "
+        "evaluation",
         f"activations of {passes.tokens:,} tokens at once, {recomputed}; attention scores not kept",
         "besides: Python, torch and transformers themselves, about 0.4 GB of main memory",
     ]

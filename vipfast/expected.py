@@ -116,7 +116,7 @@ def _expected(config: Config, task: "Task") -> dict[str, dict[str, float]] | Non
 def rows_at_once(config: Config, pool: Pool, draws: list[Draw]) -> dict[str, int]:
     """Rollouts decoded at once, by phase: where rounds wait for one another, only one round's are."""
     drawn = max(draw.drawn for draw in draws) if config.round_mode == "barrier" else config.budget
-    return {"generate": drawn, "evaluate": rows_of_evaluation(config, pool)}
+    return {"generate": drawn, **({"evaluate": rows_of_evaluation(config, pool)} if pool.num_heldout else {})}
 
 
 def expected_passes(config: Config, pool: Pool, draws: list[Draw]) -> Passes:

@@ -46,13 +46,19 @@ def merge(name: str, out: str | Path, dtype: str = "auto") -> Path:
     out = Path(out).expanduser()
     if out.exists():
         raise UsageError(f"OUT {out}: exists already; name a folder that does not")
-    source = find(name)
+    try:
+        source = find(name)
+    except UsageError as error:
+        raise UsageError(str(error).replace("--model", "RUN")) from error
     if source.adapter is None:
         raise UsageError(
             f"RUN {name}: holds no LoRA adapters (adapter_config.json); give a run with --lora-rank, a part of it such as "
             "RUN/final, or a folder of adapters"
         )
-    model_folder(source.base)  # refuses a base that is not there before anything is loaded
+    try:
+        model_folder(source.base)  # refuses a base that is not there before anything is loaded
+    except UsageError as error:
+        raise UsageError(f"RUN {name}: its adapters are for another model; {str(error).removeprefix('--model ')}") from error
     model = _merged(source)
 
     # torch has come by now

@@ -13,10 +13,9 @@ from transformers.utils import logging
 from vipfast.config import Config
 from vipfast.errors import UsageError
 from vipfast.frozen import keep_in_bfloat16
+from vipfast.preflight import GENERIC_TOKENIZERS
 from vipfast.shortage import shortage_told
 from vipfast.vocabulary import limit_to_tokenizer
-
-GENERIC_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 def model_path(name: str) -> str:

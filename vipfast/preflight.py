@@ -8,7 +8,7 @@ from pathlib import Path
 from vipfast.config import Config
 from vipfast.errors import UsageError
 
-GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
+GENERIC_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of tokenizers that are read from tokenizer.json alone."""
 
 
@@ -36,7 +36,7 @@ def check(config: Config, model_folder: Path | None) -> None:
         raise UsageError(
             f"--prompt-template chat: the tokenizer of --model {config.model} has no chat template; use plain, qa or auto"
         )
-    if config.stop and settings.get("tokenizer_class") in GENERIC and (model_folder / "tokenizer.json").is_file():
+    if config.stop and settings.get("tokenizer_class") in GENERIC_TOKENIZERS and (model_folder / "tokenizer.json").is_file():
         _check_stops(config.stop, model_folder / "tokenizer.json")
 
 

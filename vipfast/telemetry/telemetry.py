@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vipfast.config import Config
+from vipfast.cores import counted
 from vipfast.telemetry.health import Health, example
 from vipfast.telemetry.history import History, change, clock, share
 from vipfast.telemetry.plain import PlainView
@@ -147,7 +148,7 @@ class Telemetry:
         history = self._history
         lines = {f"held-out {name}": change(history.course(name)) for name in history.score_names()}
         wasted = f"{share(history.wasted)} in groups without signal"
-        lines["rollouts"] = f"{history.rollouts} in {max(history.step, 0)} steps, {wasted}"
+        lines["rollouts"] = f"{history.rollouts} in {counted(max(history.step, 0), 'step')}, {wasted}"
         lines["time"] = f"{history.seconds:.1f} s" + (f" ({clock(history.seconds)})" if history.seconds >= 60 else "")
         return {**lines, "folder": str(self.run_dir)}
 
