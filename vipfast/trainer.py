@@ -42,7 +42,7 @@ from vipfast.settled import Settled, settled
 from vipfast.shortage import shortage_told
 from vipfast.state import set_rng_state
 from vipfast.stop import StopRequest
-from vipfast.tasks.base import load_task
+from vipfast.tasks.load import load_task
 from vipfast.telemetry.activity import NOW
 from vipfast.telemetry.peaks import Peaks
 from vipfast.telemetry.samples import gathered_rows

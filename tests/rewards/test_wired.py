@@ -29,7 +29,7 @@ def slow(completions, answers, metadata):
 EMBEDDED = """
 import sys
 from vipfast.config import Config
-from vipfast.tasks.base import load_task
+from vipfast.tasks.load import load_task
 class Bytes:
     chat_template = None
     def __call__(self, texts, add_special_tokens):

@@ -8,8 +8,9 @@ import pytest
 
 from vipfast.config import Config
 from vipfast.errors import DataError
-from vipfast.tasks.base import Record, load_task, prompt_uid, tokenize
+from vipfast.tasks.base import Record, prompt_uid, tokenize
 from vipfast.tasks.dataset import load_records
+from vipfast.tasks.load import load_task
 from vipfast.tasks.templates import Template
 
 USER = [{"role": "user", "content": "2+2?"}]

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from vipfast.config import Config
 from vipfast.errors import DataError
-from vipfast.tasks.base import load_task
 from vipfast.tasks.dataset import load_records
+from vipfast.tasks.load import load_task
 from vipfast.tasks.reading import rows_of
 from vipfast.tasks.values import as_json
 

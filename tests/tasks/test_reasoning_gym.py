@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from vipfast.config import Config
 from vipfast.errors import DataError
 from vipfast.tasks import reasoning_gym
-from vipfast.tasks.base import load_task
+from vipfast.tasks.load import load_task
 from vipfast.tasks.reasoning_gym import Scorer, extracted, load_records, parse, score, sizes
 from vipfast.tasks.reasoning_gym_entries import generate
 

@@ -8,7 +8,8 @@ from transformers import PreTrainedTokenizerFast
 
 from vipfast.config import Config
 from vipfast.errors import DataError
-from vipfast.tasks.base import Record, load_task, tokenize
+from vipfast.tasks.base import Record, tokenize
+from vipfast.tasks.load import load_task
 from vipfast.tasks.templates import ASKED, Template
 
 WORDS = ["<s>", "</s>", "[user]", "[system]", "[assistant]", "a", "b", "Question", "Answer", ":", "?"]

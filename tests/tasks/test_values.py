@@ -10,8 +10,9 @@ import pytest
 
 from vipfast.config import Config
 from vipfast.errors import DataError
-from vipfast.tasks.base import load_task, prompt_uid
+from vipfast.tasks.base import prompt_uid
 from vipfast.tasks.dataset import load_records
+from vipfast.tasks.load import load_task
 from vipfast.tasks.values import Unreadable, as_text, plain, plain_answer
 
 INF = float("inf")

@@ -9,14 +9,12 @@ from dataclasses import field
 from vipfast import cli, collection
 from vipfast.config import Config
 from vipfast.distributed import Ranks
-from vipfast.evaluation.options import TRAINING, Evaluation, Flags, defaults, settle
+from vipfast.evaluation.options import GO_ON, TRAINING, Evaluation, Flags, defaults, settle
 from vipfast.names import check_argv
 from vipfast.resolve import resolve
 from vipfast.shortage import shortage_told
 from vipfast.telemetry.activity import NOW
 from vipfast.telemetry.status import StatusLine
-
-GO_ON = "start the same command again to go on"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -30,6 +30,9 @@ TRAINING = frozenset(
 FREE = frozenset(name for name, facts in FACTS.items() if not facts.moves_samples)
 """Fields that change no sample, so that an evaluation may go on with others."""
 
+GO_ON = "start the same command again to go on"
+"""What to do after an evaluation was stopped."""
+
 GREEDY_TOP_P = 1e-9
 """A nucleus that holds the likeliest token alone, whatever the engine."""
 

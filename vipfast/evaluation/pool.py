@@ -9,7 +9,8 @@ from vipfast import streams
 from vipfast.errors import UsageError
 from vipfast.evaluation.options import Evaluation
 from vipfast.evaluation.split import has_splits
-from vipfast.tasks.base import Task, for_evaluation, load_task
+from vipfast.tasks.base import Task, for_evaluation
+from vipfast.tasks.load import load_task
 from vipfast.types import Prompt
 
 KNOWN_KEYS = ("level", "difficulty", "family", "size", "subject", "source", "year")

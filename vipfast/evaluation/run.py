@@ -6,9 +6,8 @@ from pathlib import Path
 
 from vipfast import atomic
 from vipfast.distributed import Ranks
-from vipfast.evaluation.command import GO_ON
 from vipfast.evaluation.folder import open_folder
-from vipfast.evaluation.options import Evaluation
+from vipfast.evaluation.options import GO_ON, Evaluation
 from vipfast.evaluation.pool import check_keys, choose
 from vipfast.evaluation.report import show, took
 from vipfast.evaluation.results import results
