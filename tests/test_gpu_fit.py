@@ -202,7 +202,7 @@ def test_tensor_parallel_ranks_share_vllms_weights_and_keys(facts):
     config = Config(**GPU, engine="vllm")
     split = dataclasses.replace(config, tensor_parallel_size=2)
     assert memory.vllm_weights(split, facts["7B"]) == SHAPES["7B"][1]
-    (_, all_one), (_, all_two) = (gpu_fit._needs(c, facts["7B"]) for c in (config, split))
+    (_, all_one), (_, all_two) = (gpu_fit._needs(c, facts["7B"], 64, 512) for c in (config, split))
     assert all_one - memory.VLLM_WORKSPACE_BYTES == 2 * (all_two - memory.VLLM_WORKSPACE_BYTES)
 
 
@@ -348,3 +348,20 @@ def test_the_readmes_table_is_the_dry_runs(tmp_path, monkeypatch, capsys):
         totals = dict(re.findall(r"^  (\w+) += in all.*? ([\d.]+ \wB)$", out, re.M))
         assert (kept, update.removesuffix(", too much")) == (totals["always"], totals["update"]), (model, options)
         assert f"vllm_memory = {share} (" in out and ("too much" in update) == ("too much" in out)
+
+
+def test_an_evaluation_keeps_the_weights_alone_and_trains_nothing(facts):
+    config = Config(**GPU, engine="vllm")
+    share, why = gpu_fit.evaluation_share(config, facts["1.5B"], 80e9, prompts=512, rollouts=4096)
+    weights = 4 * facts["1.5B"].num_parameters
+    longest = 2 * facts["1.5B"].num_parameters + memory.VLLM_WORKSPACE_BYTES
+    assert longest < share * 80e9 <= 80e9 - weights - gpu_fit.RESERVE_BYTES and "the policy's own weights keep" in why
+    one, why = gpu_fit.evaluation_share(config, facts["1.5B"], 80e9, prompts=1, rollouts=1)
+    assert longest <= one * 80e9 < longest + 1.6e9 and "hold 1 sample at full length" in why
+    with pytest.raises(UsageError, match=r"vLLM's weights, .* the policy's own weights keep 30\.5 GB .* --engine transformers"):
+        gpu_fit.evaluation_share(config, facts["7B"], 48e9, prompts=1, rollouts=1)
+    for given in (0.05, 0.95):
+        with pytest.raises(UsageError, match=rf"--vllm-memory {given:g}: is .*leave it out"):
+            gpu_fit.evaluation_share(dataclasses.replace(config, vllm_memory=given), facts["1.5B"], 80e9, 1, 1)
+    given = dataclasses.replace(config, vllm_memory=0.5)
+    assert gpu_fit.evaluation_share(given, facts["1.5B"], 80e9, 1, 1) == (0.5, "given")

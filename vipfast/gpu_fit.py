@@ -7,6 +7,7 @@ from collections.abc import Callable
 from vipfast import main_memory, memory
 from vipfast.config import Config
 from vipfast.config_rules import flag
+from vipfast.cores import counted
 from vipfast.distributed import join
 from vipfast.errors import UsageError
 from vipfast.memory import VLLM_WORKSPACE_BYTES, awake_state, training_state
@@ -47,7 +48,7 @@ def vllm_share(config: Config, facts: ModelFacts, gpu_bytes: float, shards: int 
     Raises:
         UsageError: training leaves less than vLLM's weights and one rollout need.
     """
-    longest, most = _needs(config, facts)
+    longest, most = _needs(config, facts, config.prompts_per_step, config.budget)
     free = gpu_bytes - sum(awake_state(config, facts, shards).values()) - RESERVE_BYTES
     if free < longest:
         helps = _helps(config, facts, shards, awake_state, gpu_bytes - RESERVE_BYTES - longest)
@@ -61,6 +62,39 @@ def vllm_share(config: Config, facts: ModelFacts, gpu_bytes: float, shards: int 
         return share, f"of {_gb(gpu_bytes)}: {_gb(most)} hold a step's rollouts at full length"
     kept = f"training keeps {_gb(gpu_bytes - free - RESERVE_BYTES)} while vLLM is awake, {_gb(RESERVE_BYTES)} stay free"
     return math.floor(100 * free / gpu_bytes) / 100, f"of {_gb(gpu_bytes)}: {kept}"
+
+
+def evaluation_share(config: Config, facts: ModelFacts, gpu_bytes: float, prompts: int, rollouts: int) -> tuple[float, str]:
+    """A value for ``--vllm-memory`` of an evaluation, which keeps the policy's weights and trains nothing, and the reason.
+
+    Args:
+        config: device, dtype and engine are resolved.
+        prompts, rollouts: in flight at once.
+
+    Raises:
+        UsageError: weights and vLLM do not fit the GPU, or a given share does not fit beside the weights.
+    """
+    longest, most = _needs(config, facts, prompts, rollouts)
+    weights = memory.model_bytes(config, facts)
+    free = gpu_bytes - weights - RESERVE_BYTES
+    kept = f"the policy's own weights keep {_gb(weights)} of the GPU's {_gb(gpu_bytes)}"
+    if free < longest:
+        raise UsageError(
+            f"--engine {config.engine}: vLLM's weights, its work space and one rollout take {_gb(longest)}, and {kept}; use "
+            "--engine transformers, a smaller model, or a larger GPU"
+        )
+    if config.vllm_memory is not None:
+        given = config.vllm_memory * gpu_bytes
+        if not longest <= given <= gpu_bytes - weights:
+            raise UsageError(
+                f"--vllm-memory {config.vllm_memory:g}: is {_gb(given)}; vLLM needs {_gb(longest)} at least, and {kept}; leave "
+                "it out"
+            )
+        return config.vllm_memory, "given"
+    if most < free:
+        why = f"of {_gb(gpu_bytes)}: {_gb(most)} hold {counted(rollouts, 'sample')} at full length"
+        return math.ceil(100 * most / gpu_bytes) / 100, why
+    return math.floor(100 * free / gpu_bytes) / 100, f"of {_gb(gpu_bytes)}: {kept}, {_gb(RESERVE_BYTES)} stay free"
 
 
 def check_training(config: Config, facts: ModelFacts, gpu_bytes: float, shards: int = 1) -> None:
@@ -102,7 +136,7 @@ def check_share(config: Config, facts: ModelFacts, gpu_bytes: float, shards: int
         best, _ = vllm_share(config, facts, gpu_bytes, shards)
         helps = _helps(config, facts, shards, awake_state, gpu_bytes - share)
         raise UsageError(f"{asked}, and training keeps {_sum(kept)} while vLLM is awake; use --vllm-memory {best:g}; {helps}")
-    longest, _ = _needs(config, facts)
+    longest, _ = _needs(config, facts, config.prompts_per_step, config.budget)
     if share < longest:
         raise UsageError(
             f"{asked}, and vLLM's weights, its work space and one rollout take {_gb(longest)}; use more, or leave it out"
@@ -150,15 +184,15 @@ def remedies(config: Config, phase: str) -> list[str]:
     return [f"a lower --micro-batch-tokens ({config.micro_batch_tokens})", *filter(off.get, off)]
 
 
-def _needs(config: Config, facts: ModelFacts) -> tuple[float, float]:
-    """Bytes vLLM needs for one rollout, and those it can use for a step's, prompts shared among their rollouts."""
+def _needs(config: Config, facts: ModelFacts, prompts: int, rollouts: int) -> tuple[float, float]:
+    """Bytes vLLM needs for one rollout, and those it can use for all at once, prompts shared among their rollouts."""
     fixed = memory.vllm_weights(config, facts) + VLLM_WORKSPACE_BYTES
     token, longest = (
         memory.kv_bytes(config, facts) / config.tensor_parallel_size,
         config.max_prompt_tokens + config.max_new_tokens,
     )
-    step = config.prompts_per_step * config.max_prompt_tokens + config.budget * config.max_new_tokens
-    return fixed + token * longest, fixed + token * step
+    at_once = prompts * config.max_prompt_tokens + rollouts * config.max_new_tokens
+    return fixed + token * longest, fixed + token * at_once
 
 
 def _helps(config: Config, facts: ModelFacts, shards: int, state: Callable[..., dict[str, float]], room_bytes: float) -> str:

@@ -36,6 +36,12 @@ class Passes(NamedTuple):
     several: bool
 
 
+def model_bytes(config: Config, facts: ModelFacts) -> float:
+    """Bytes of the policy's weights, adapters apart, with LoRA's frozen layers as they are kept."""
+    frozen = facts.linear_parameters if config.base_in_bfloat16 else 0
+    return _widths(config)[0] * (facts.num_parameters - frozen) + 2 * frozen
+
+
 def training_state(config: Config, facts: ModelFacts, shards: int = 1) -> dict[str, float]:
     """Bytes of one GPU that an optimizer step holds whatever the batch: master weights, gradients, Adam's moments, reference.
 
@@ -49,7 +55,7 @@ def training_state(config: Config, facts: ModelFacts, shards: int = 1) -> dict[s
     lora = facts.lora_parameters(config.lora_rank)
     trained = lora if config.lora_rank else facts.num_parameters
     frozen = facts.linear_parameters if config.base_in_bfloat16 else 0
-    model = master * (facts.num_parameters - frozen) + 2 * frozen
+    model = model_bytes(config, facts)
     parts = {
         f"weights ({'float64' if master == 8 else 'float32'})": master * (facts.num_parameters - frozen + lora),
         **({"frozen layers (bfloat16)": 2 * frozen} if frozen else {}),

@@ -18,6 +18,7 @@ from vipfast.config import FACTS, Config
 from vipfast.cores import free_threads
 from vipfast.distributed import join
 from vipfast.errors import UsageError
+from vipfast.evaluation.model import Source
 from vipfast.idle import idle_options
 from vipfast.inherited import inherited, starting_point
 from vipfast.model_facts import ModelFacts, known_facts, model_folder, read_config
@@ -26,98 +27,6 @@ from vipfast.options.values import CUSTOM, REASONING_GYM
 DATA_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 LONGEST_PROMPT = 1024
 """Default prompt limit of models other than the starter; their positions leave far more than a rollout batch can hold."""
-
-
-def resolve(config: Config, ask_torch: bool = True, gpu_bytes: float | None = None, resumed: bool = False) -> "Resolved":
-    """Check a config as far as that needs no model, and fill in its ``None`` fields.
-
-    Args:
-        config: options as given; already resolved ones pass unchanged.
-        ask_torch: False never imports torch (``--dry-run``): a GPU is then assumed where the nvidia-smi program is.
-        gpu_bytes: memory of the GPU to plan for, where torch is not asked.
-        resumed: the options are a saved run's; --base-dtype auto then says that it was saved before there was a choice.
-
-    Returns:
-        The resolved run (fields of another allocator, and field names of the task, may stay None), with a line per choice, e.g.
-        "learning_rate = 1e-4 (starter)".
-
-    Raises:
-        UsageError: an option that cannot work, named with its value and the remedy.
-    """
-    from vipfast.rewards.choose import check_reward  # imports NumPy, which --help does without
-
-    lines: list[str] = []
-    filled: dict = {}
-    reasons: dict[str, str] = {}
-
-    def fill(name: str, value, why: str) -> None:
-        if getattr(config, name) is None and name not in filled:
-            filled[name] = value
-            lines.append(f"{name} = {_short(value)} ({why})")
-
-    check_task(config.task)
-    check_reward(config)
-    source = starting_point(config.model)
-    if source.base != config.model:
-        filled["model"] = source.base
-        lines += source.notes
-    folder = model_folder(source.base)
-    preflight.check(config, folder)
-    for name, value in inherited(source, config.lora_rank).items():
-        if value is not None:
-            fill(name, value, f"as in {source.run}")
-    starter = config.model == "starter"
-    kind = "starter" if starter else "LoRA" if config.lora_rank else "full fine-tuning"
-    fill("learning_rate", {"starter": 1e-4, "LoRA": 1e-5}.get(kind, 1e-6), kind)
-    fill("max_new_tokens", 16 if starter else 1024, "starter" if starter else "default of any other model")
-    max_new_tokens = filled.get("max_new_tokens", config.max_new_tokens)
-    if config.tools:
-        fill("max_tool_tokens", max(1, min(512, max_new_tokens // 4)), "a quarter of max_new_tokens, at most 512")
-        _check_tools(config, max_new_tokens, filled.get("max_tool_tokens", config.max_tool_tokens))
-    fill("max_prompt_tokens", *_prompt_limit(config, folder, max_new_tokens))
-    for name, value, why in _schedule(config):
-        fill(name, value, why)
-    fill("output_dir", run_folder.default_name(config, datetime.now()), "task, allocator, seed, time")
-    fill("threads", *free_threads(starter))
-    # Last, since asking torch takes seconds and an error above should not.
-    fill("device", *(("cuda", "--gpu-memory-gb") if gpu_bytes else _find_device(config, ask_torch)))
-    device = filled.get("device", config.device)
-    fill("dtype", "bfloat16" if device == "cuda" else "float32", f"on {device}")
-
-    def decide(name: str, choice: Choice) -> None:
-        """Put a value in the place of ``auto``, or of one that is no use here."""
-        reasons[name] = choice.reason
-        if getattr(config, name) != choice.value:
-            filled[name] = choice.value
-
-    resolved = dataclasses.replace(config, **filled)
-    dtype = resolved.dtype
-    if config.lora_rank and config.base_dtype == "auto" and not resumed:
-        decide("base_dtype", Choice("bfloat16" if dtype == "bfloat16" else "float32", f"LoRA over --dtype {dtype}"))
-        lines.append(f"base_dtype = {filled['base_dtype']} ({reasons['base_dtype']})")
-    if ask_torch:
-        _check_ranks(resolved)
-    _check_optimizer(resolved, here=ask_torch or device == "cpu")
-    check_engine(resolved, device)
-    ask_vllm = ask_torch or config.engine == "auto"
-    decide("engine", choose_engine(resolved, device) if ask_vllm else Choice(config.engine, "as asked"))
-    decide("packing", choose_packing(config.packing, device, dtype))
-    decide("kernels", choose_kernels(config.kernels, device, ask_torch))
-    gpu_bytes = total_gpu_bytes() if ask_torch and device == "cuda" else gpu_bytes
-    facts = known_facts(source.base)
-    resolved = dataclasses.replace(config, **filled)
-    decide("parallel", choose_parallel(resolved, facts, gpu_bytes))
-    resolved = dataclasses.replace(config, **filled)
-    if device == "cuda":
-        share = _share_of_the_gpu(resolved, facts, gpu_bytes, ask_torch)
-    else:
-        share = (gpu_fit.UNKNOWN_SHARE, "a CPU has no such share") if resolved.engine == "vllm" else None
-    if share is not None:
-        fill("vllm_memory", *share)
-        resolved = dataclasses.replace(config, **filled)
-    lines += _choices_told(resolved, reasons) if ask_torch else []
-    notes = [] if resumed else idle_options(config, device, resolved.engine)  # of a resumed run they have been told
-    return Resolved(resolved, config, reasons, notes + lines)
 
 
 @dataclass(frozen=True)
@@ -141,6 +50,156 @@ class Resolved:
         """The config that a run's folder keeps: what a machine decides is left for the next one to decide."""
         decided = (name for name, facts in FACTS.items() if facts.decided)
         return dataclasses.replace(self.config, **{name: getattr(self.asked, name) for name in decided})
+
+
+def resolve(config: Config, ask_torch: bool = True, gpu_bytes: float | None = None, resumed: bool = False) -> Resolved:
+    """Check a config as far as that needs no model, and fill in its ``None`` fields.
+
+    Args:
+        config: options as given; already resolved ones pass unchanged.
+        ask_torch: False never imports torch (``--dry-run``): a GPU is then assumed where the nvidia-smi program is.
+        gpu_bytes: memory of the GPU to plan for, where torch is not asked.
+        resumed: the options are a saved run's; --base-dtype auto then says that it was saved before there was a choice.
+
+    Returns:
+        The resolved run (fields of another allocator, and field names of the task, may stay None), with a line per choice, e.g.
+        "learning_rate = 1e-4 (starter)".
+
+    Raises:
+        UsageError: an option that cannot work, named with its value and the remedy.
+    """
+    run = _Filling(config)
+    source = _judged(run)
+    kind = "starter" if config.model == "starter" else "LoRA" if config.lora_rank else "full fine-tuning"
+    for name, value in inherited(source, config.lora_rank).items():
+        run.fill(name, value, f"as in {source.run}")
+    run.fill("learning_rate", {"starter": 1e-4, "LoRA": 1e-5}.get(kind, 1e-6), kind)
+    _lengths(run, source)
+    for name, value, why in _schedule(config):
+        run.fill(name, value, why)
+    run.fill("output_dir", run_folder.default_name(config, datetime.now()), "task, allocator, seed, time")
+    device = _machine(run, ask_torch, gpu_bytes)
+    dtype = run.config.dtype
+    if config.lora_rank and config.base_dtype == "auto" and not resumed:
+        run.decide("base_dtype", _base_dtype(dtype))
+        run.lines.append(f"base_dtype = {run.config.base_dtype} ({run.reasons['base_dtype']})")
+    if ask_torch:
+        _check_ranks(run.config)
+    _check_optimizer(run.config, here=ask_torch or device == "cpu")
+    _engine(run, ask_torch)
+    run.decide("packing", choose_packing(config.packing, device, dtype))
+    run.decide("kernels", choose_kernels(config.kernels, device, ask_torch))
+    gpu_bytes = total_gpu_bytes() if ask_torch and device == "cuda" else gpu_bytes
+    facts = known_facts(source.base)
+    run.decide("parallel", choose_parallel(run.config, facts, gpu_bytes))
+    if device == "cuda":
+        share = _share_of_the_gpu(run.config, facts, gpu_bytes, ask_torch)
+    else:
+        share = (gpu_fit.UNKNOWN_SHARE, "a CPU has no such share") if run.config.engine == "vllm" else None
+    if share is not None:
+        run.fill("vllm_memory", *share)
+    run.lines += _choices_told(run.config, run.reasons) if ask_torch else []
+    notes = [] if resumed else idle_options(config, device, run.config.engine)  # of a resumed run they have been told
+    return Resolved(run.config, config, run.reasons, notes + run.lines)
+
+
+def resolve_evaluation(config: Config, rows: int, samples: int, adapters: bool) -> Resolved:
+    """The same for options of which only those of task, model, sampling and grading are read, and nothing is trained.
+
+    Args:
+        config: options as given.
+        rows: most samples in flight on a process.
+        samples: of each prompt.
+        adapters: LoRA adapters are evaluated, over a base that is kept as --base-dtype says.
+    """
+    run = _Filling(config)
+    source = _judged(run)
+    for name, value in inherited(source, config.lora_rank).items():
+        if name != "learning_rate":
+            run.fill(name, value, f"as in {source.run}")
+    _lengths(run, source)
+    device = _machine(run, ask_torch=True, gpu_bytes=None)
+    if adapters and config.base_dtype == "auto":
+        run.decide("base_dtype", _base_dtype(run.config.dtype))
+    _check_ranks(run.config)
+    _engine(run, ask_torch=True)
+    if run.config.engine == "vllm":
+        facts = known_facts(source.base)
+        if device == "cpu" or facts is None:
+            share = (gpu_fit.UNKNOWN_SHARE, "a CPU has no such share" if device == "cpu" else "the model is not known yet")
+        else:
+            share = gpu_fit.evaluation_share(run.config, facts, total_gpu_bytes(), max(1, rows // samples), rows)
+        run.fill("vllm_memory", *share)
+    if device == "cuda" or run.config.engine == "vllm":
+        run.lines.append(f"engine: {run.config.engine} ({run.reasons['engine']})")
+    unread = idle_options(config, device, run.config.engine)
+    notes = [note for note in unread if not (adapters and note.startswith("note: --base-dtype"))]
+    return Resolved(run.config, config, run.reasons, notes + run.lines)
+
+
+class _Filling:
+    """Options on their way to a Resolved: ``config`` has what was filled in so far, ``lines`` tell of it."""
+
+    def __init__(self, asked: Config):
+        self.asked = self.config = asked
+        self.lines: list[str] = []
+        self.reasons: dict[str, str] = {}
+
+    def fill(self, name: str, value, why: str) -> None:
+        """Put a value where there is none, and tell."""
+        if getattr(self.config, name) is None and value is not None:
+            self.config = dataclasses.replace(self.config, **{name: value})
+            self.lines.append(f"{name} = {_short(value)} ({why})")
+
+    def decide(self, name: str, choice: Choice) -> None:
+        """Put a value in the place of ``auto``, or of one that is no use here."""
+        self.reasons[name] = choice.reason
+        if getattr(self.config, name) != choice.value:
+            self.config = dataclasses.replace(self.config, **{name: choice.value})
+
+
+def _judged(run: _Filling) -> Source:
+    """Refuse a task, reward or model that cannot be; the model's place."""
+    from vipfast.rewards.choose import check_reward  # imports NumPy, which --help does without
+
+    check_task(run.config.task)
+    check_reward(run.config)
+    source = starting_point(run.config.model)
+    if source.base != run.config.model:
+        run.config = dataclasses.replace(run.config, model=source.base)
+        run.lines += source.notes
+    preflight.check(run.asked, model_folder(source.base))
+    return source
+
+
+def _lengths(run: _Filling, source: Source) -> None:
+    """Tokens of completions, of tools' outputs and of prompts."""
+    starter = run.asked.model == "starter"
+    run.fill("max_new_tokens", 16 if starter else 1024, "starter" if starter else "default of any other model")
+    max_new_tokens = run.config.max_new_tokens
+    if run.config.tools:
+        run.fill("max_tool_tokens", max(1, min(512, max_new_tokens // 4)), "a quarter of max_new_tokens, at most 512")
+        _check_tools(run.config, max_new_tokens, run.config.max_tool_tokens)
+    run.fill("max_prompt_tokens", *_prompt_limit(run.asked, model_folder(source.base), max_new_tokens))
+
+
+def _machine(run: _Filling, ask_torch: bool, gpu_bytes: float | None) -> str:
+    """Threads, device and dtype; returns the device. Asking torch takes seconds, so what can be refused before has been."""
+    run.fill("threads", *free_threads(run.asked.model == "starter"))
+    run.fill("device", *(("cuda", "--gpu-memory-gb") if gpu_bytes else _find_device(run.asked, ask_torch)))
+    run.fill("dtype", "bfloat16" if run.config.device == "cuda" else "float32", f"on {run.config.device}")
+    return run.config.device
+
+
+def _engine(run: _Filling, ask_torch: bool) -> None:
+    """What samples; an engine that was asked for is looked for on the machine that runs alone."""
+    check_engine(run.config, run.config.device)
+    look = ask_torch or run.config.engine == "auto"
+    run.decide("engine", choose_engine(run.config, run.config.device) if look else Choice(run.config.engine, "as asked"))
+
+
+def _base_dtype(dtype: str) -> Choice:
+    return Choice("bfloat16" if dtype == "bfloat16" else "float32", f"LoRA over --dtype {dtype}")
 
 
 def _choices_told(config: Config, reasons: dict[str, str]) -> list[str]:

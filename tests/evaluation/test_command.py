@@ -120,7 +120,7 @@ def test_a_runs_model_brings_sampling_and_task_but_neither_machine_nor_training(
     config = asked.config
     assert (config.temperature, config.max_new_tokens, config.seed, config.success_threshold) == (0.7, 9, 5, 0.5)
     assert (asked.tasks, config.prompt_field, config.model) == (("own.jsonl",), "text", "run/final")
-    assert (config.allocator, config.device, config.threads) == ("uniform", None, None)
+    assert (config.steps, config.device, config.threads) == (Config().steps, None, None)
     assert "temperature 0.7" in asked.notes[-1] and asked.trained_on.task == "own.jsonl"
     other = parse(["--model", str(run), "--task", "arithmetic", "--temperature", "0.9"])
     assert (other.tasks, other.config.prompt_field, other.config.temperature) == (("arithmetic",), None, 0.9)
@@ -140,7 +140,7 @@ def test_flags_go_over_the_file_and_the_file_over_the_run():
     make_run("run", temperature=0.7, max_new_tokens=9, seed=5)
     Path("more.yaml").write_text("temperature: 0.8\nmax_new_tokens: 10\nallocator: vip\nlearning_rate: 1e-6\n")
     config = parse(["--model", "run", "--config", "more.yaml", "--max-new-tokens", "11"]).config
-    assert (config.seed, config.temperature, config.max_new_tokens, config.allocator) == (5, 0.8, 11, "uniform")
+    assert (config.seed, config.temperature, config.max_new_tokens) == (5, 0.8, 11)
 
 
 @pytest.mark.parametrize(

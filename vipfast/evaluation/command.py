@@ -9,9 +9,9 @@ from dataclasses import field
 from vipfast import cli, collection
 from vipfast.config import Config
 from vipfast.distributed import Ranks
-from vipfast.evaluation.options import GO_ON, TRAINING, Evaluation, Flags, defaults, settle
+from vipfast.evaluation.options import GO_ON, ROWS_AT_ONCE, TRAINING, Evaluation, Flags, defaults, settle
 from vipfast.names import check_argv
-from vipfast.resolve import resolve
+from vipfast.resolve import resolve_evaluation
 from vipfast.shortage import shortage_told
 from vipfast.telemetry.activity import NOW
 from vipfast.telemetry.status import StatusLine
@@ -53,16 +53,11 @@ def _run(argv: Sequence[str], ranks: Ranks) -> int:
 def _prepare(argv: Sequence[str]) -> Evaluation:
     """Settle the options and print what was chosen."""
     asked = parse(argv)
-    # Sized as a trainer of one small adapter would be, which keeps the weights and little else.
-    rows = asked.rows_at_once or 4096
-    sized = dict(lora_rank=1, prompts_per_step=max(1, rows // asked.samples), output_dir=asked.config.output_dir or "-")
-    run = resolve(dataclasses.replace(asked.config, **sized))
-    config = run.config
-    for task in asked.configs[1:]:
-        resolve(dataclasses.replace(config, task=task.task, task_split=task.task_split))
+    sizes = asked.rows_at_once or max(ROWS_AT_ONCE.values()), asked.samples, asked.source.adapter is not None
+    # Of further tasks, all that is wanted is what they are refused for.
+    run, *_ = [resolve_evaluation(config, *sizes) for config in asked.configs]
     print(*asked.notes, *run.lines, sep="\n", flush=True)
-    settled = dict(lora_rank=0, prompts_per_step=1, output_dir=asked.config.output_dir)
-    return dataclasses.replace(asked, config=dataclasses.replace(config, **settled))
+    return dataclasses.replace(asked, config=run.config)
 
 
 def _flags(argv: Sequence[str], values: dict) -> Flags:

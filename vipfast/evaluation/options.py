@@ -33,6 +33,9 @@ FREE = frozenset(name for name, facts in FACTS.items() if not facts.moves_sample
 GO_ON = "start the same command again to go on"
 """What to do after an evaluation was stopped."""
 
+ROWS_AT_ONCE = {"transformers": 512, "vllm": 4096}
+"""Most samples in flight on a process, by engine, unless given."""
+
 GREEDY_TOP_P = 1e-9
 """A nucleus that holds the likeliest token alone, whatever the engine."""
 
@@ -168,8 +171,7 @@ def settle(flags: Flags, source: Source, trained_on: Config | None, notes: list[
     kept |= {"task": tasks[0], "task_split": flags.task_split or "train", "model": source.base} | (
         {"temperature": 1.0, "top_p": GREEDY_TOP_P} if greedy else {}
     )
-    # What training asks beyond this is kept out of the way: no schedule, no steps, prompts one by one.
-    config = Config(**kept, allocator="uniform", prompts_per_step=1, rollouts_per_prompt=samples, learning_rate=0.0, steps=0)
+    config = Config(**kept)
     if flags.task_split:
         splits = (flags.task_split,) * len(tasks)
     else:

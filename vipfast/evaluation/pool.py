@@ -46,7 +46,7 @@ def choose(asked: Evaluation, config, tokenizer) -> Pool:
     Raises:
         UsageError: the split has no prompts, or the task no such metadata.
     """
-    task = load_task(config, tokenizer)
+    task = load_task(config, tokenizer, least=1)
     run = asked.trained_on
     trained = run is not None and all(getattr(run, name) == getattr(config, name) for name in _OF_THE_SPLIT)
     split = asked.split

@@ -13,7 +13,7 @@ from vipfast.engine import make_engine
 from vipfast.engine.base import Engine, Sampling
 from vipfast.engine.sampling import stop_ids
 from vipfast.evaluation import model
-from vipfast.evaluation.options import Evaluation
+from vipfast.evaluation.options import ROWS_AT_ONCE, Evaluation
 from vipfast.evaluation.pool import Pool
 from vipfast.evaluation.progress import Progress, Watched
 from vipfast.evaluation.samples import USE, Samples
@@ -25,8 +25,6 @@ from vipfast.telemetry.activity import NOW
 from vipfast.telemetry.status import StatusLine
 from vipfast.tools import with_tools
 from vipfast.types import Prompt
-
-ROWS_AT_ONCE = {"transformers": 512, "vllm": 4096}
 
 Chunk = tuple[Pool, Sequence[Prompt]]
 

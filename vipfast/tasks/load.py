@@ -15,7 +15,9 @@ from vipfast.tasks.templates import Template
 from vipfast.tasks.values import Unreadable
 
 
-def load_task(config: Config, tokenizer, prompts: Sequence | None = None, reward: Reward | None = None) -> Task:
+def load_task(
+    config: Config, tokenizer, prompts: Sequence | None = None, reward: Reward | None = None, least: int | None = None
+) -> Task:
     """The run's task.
 
     Args:
@@ -23,6 +25,7 @@ def load_task(config: Config, tokenizer, prompts: Sequence | None = None, reward
         tokenizer: of the policy.
         prompts: instead of ``config.task``: texts, or dicts with "prompt", optionally "answer", and any metadata.
         reward: instead of the task's own reward and ``config.reward``; one of them is needed with ``prompts``.
+        least: prompts that there must be to train on; --prompts-per-step unless given.
 
     Raises:
         DataError: nothing to train on, or a dataset that cannot be read; the message names the option.
@@ -71,7 +74,7 @@ def load_task(config: Config, tokenizer, prompts: Sequence | None = None, reward
         notes.append(f"--system-prompt goes over the system message that {template.num_replaced} prompts bring")
     if not pool:
         raise DataError(f"--task {name}: no prompt is left to train on; {'; '.join(notes) or 'the dataset is empty'}")
-    if len(pool) < config.prompts_per_step:
+    if len(pool) < (config.prompts_per_step if least is None else least):
         raise DataError(
             f"--prompts-per-step {config.prompts_per_step}: --task {name} holds {len(pool)} distinct prompts to train on"
             f"{''.join('; ' + note for note in notes)}; use at most {len(pool)}"
