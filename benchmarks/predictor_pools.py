@@ -122,7 +122,7 @@ def read(path: Path) -> Recorded:
     return record
 
 
-HOW = "record with: python scripts/train.py --allocator uniform --rollouts-per-prompt 64 --sample-rollouts 1000000"
+HOW = "record with: python scripts/train.py --allocator uniform --rollouts-per-prompt 64 --sample-rollouts all"
 
 
 def write(record: Recorded, path: Path) -> None:

@@ -83,10 +83,10 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    config, pad_id, recorded = record(args)
+    config, tokenizer, recorded = record(args)
     num_tokens = sum(len(rollouts.tokens) for rollouts in recorded)
     print(f"recorded {len(recorded)} steps, {num_tokens} tokens, {config.dtype} on {config.device}; replaying")
-    lines, stopped = replay(config, pad_id, recorded)
+    lines, stopped = replay(config, tokenizer, recorded)
     bound = BOUNDS[config.dtype]
     worst, noise = (
         {name: max((line[of][name] for line in lines), default=math.inf) for name in bound} for of in ("diff", "noise")
@@ -120,17 +120,17 @@ def main() -> int:
 
 
 def record(args: argparse.Namespace) -> tuple:
-    """Resolved config, the id that fills rectangles, and each step's rollouts of a run with kernels off. Writes no file."""
+    """Resolved config, the tokenizer, and each step's rollouts of a run with kernels off. Writes no file."""
     from vipfast.config import Config
     from vipfast.trainer import Trainer
 
     names = ("device", "dtype", "steps", "prompts_per_step", "rollouts_per_prompt", "updates_per_step", "beta", "seed")
     trainer = Trainer(Config(allocator="vigor", kernels="off", **{name: getattr(args, name) for name in names}))
     recorded = [trainer.train_step(step)[1] for step in range(1, args.steps + 1)]
-    return trainer.config, trainer.tokenizer.pad_token_id, recorded
+    return trainer.config, trainer.tokenizer, recorded
 
 
-def replay(config, pad_id: int, recorded: list) -> tuple[list[dict], str | None]:
+def replay(config, tokenizer, recorded: list) -> tuple[list[dict], str | None]:
     """A line per step with both sides and their differences, and why the replay stopped early (None: it did not)."""
     from vipfast.errors import NonFiniteError, SyncError
     from vipfast.learn.learner import Learner
@@ -138,7 +138,10 @@ def replay(config, pad_id: int, recorded: list) -> tuple[list[dict], str | None]
 
     kernels = {"on": "required", "off": "off", "again": "off"}
     configs = {name: dataclasses.replace(config, kernels=value) for name, value in kernels.items()}
-    learners = {name: Learner(load_policy(c), c, pad_id, load_reference(c)) for name, c in configs.items()}
+    learners = {
+        name: Learner(load_policy(c, tokenizer), c, tokenizer.pad_token_id, load_reference(c, tokenizer))
+        for name, c in configs.items()
+    }
     backends = {name: learner.backend for name, learner in learners.items()}
     assert backends == {"on": "triton", "off": "torch", "again": "torch"}, backends
     start = weights(learners["off"])

@@ -97,10 +97,47 @@ def test_one_step_with_signal_brings_it_back_to_life():
     assert list(said) == [10] and health.dead is None
 
 
+LIMITED, COPIED = {"rollout/truncated_frac": 1.0}, {"policy/entropy": 0.002}
+TRUNCATED = "all 5120 rollouts of the last 10 steps ran into the length limit; --max-new-tokens is too small"
+COPIES = r"for 10 steps the rollouts of a prompt have been all but copies \(entropy 0.002\).*lower --learning-rate"
+
+
+@pytest.mark.parametrize(
+    "changes, text",
+    [(LIMITED, TRUNCATED), (COPIED, COPIES), (LIMITED | COPIED, f"{TRUNCATED}.*; {COPIES}")],
+    ids=["truncated", "copies", "both"],
+)
+def test_what_harms_a_run_that_still_learns_is_told_once_it_lasts_and_then_rarely(changes, text):
+    said, health = told([*many(learning, 3), *many(lambda s: learning(s) | changes, first=4)])
+    assert list(said) == [13, 23, 43] and re.match(text, said[13]), said
+    assert health.dead is None, "--stop-when-dead does not end it"
+
+
+@pytest.mark.parametrize("changes", [LIMITED, COPIED], ids=["truncated", "copies"])
+def test_what_harms_for_a_few_steps_or_rollouts_is_left_alone(changes):
+    def broken(step):
+        return learning(step) | (changes if step % 10 else {})
+
+    assert told(many(broken))[0] == {}
+    assert told(many(lambda s: learning(s) | changes | {"budget/rollouts": 16}, 31))[0] == {}  # 496 rollouts
+    assert told(many(lambda s: learning(s) | {"rollout/truncated_frac": 0.99, "policy/entropy": 0.011}))[0] == {}
+
+
+def test_a_step_without_an_update_leaves_the_entropy_as_it_was():
+    said, _ = told(many(lambda s: learning(s) | COPIED if s % 3 else line(s)))
+    assert list(said) == [10, 20, 40]
+
+
+def test_a_run_that_learns_nothing_any_more_says_that_at_once_and_no_more():
+    said, health = told([*many(lambda s: learning(s) | LIMITED, 12), *many(lambda s: line(s) | LIMITED, first=13)])
+    dead = {step: text for step, text in said.items() if "nothing has been learned since step 12" in text}
+    assert list(said)[:1] == [10] and list(dead) == list(said)[1:] == [17, 27, 47] and health.dead
+
+
 def test_one_that_reads_the_earlier_lines_first_says_the_same():
-    lines = [*many(learning, 3), *many(line, first=4)]
+    lines = [*many(lambda s: learning(s) | LIMITED, 12), *many(line, first=13)]
     whole, _ = told(lines)
-    for cut in (1, 5, 20):
+    for cut in (1, 5, 11, 20):
         resumed = Health()
         for row in lines[:cut]:
             resumed.add(json.loads(json.dumps(row)))

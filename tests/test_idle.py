@@ -132,7 +132,7 @@ def test_options_that_came_resolved_from_a_file_are_told_too(tmp_path, monkeypat
     assert "note: --vigor-m0 2 has no effect with --allocator uniform" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("num", "told"), [(1, "1 core"), (2, "2 cores"), (1.5, "1.5 cores")])
+@pytest.mark.parametrize(("num", "told"), [(1, "1 core"), (2, "2 cores"), (1.5, "1.5 cores"), (1234567, "1234567 cores")])
 def test_cores_are_counted_in_words_that_fit(num, told, monkeypatch):
     monkeypatch.setattr(cores, "cores_allowed", lambda: num)
     assert counted(num, "core") == told and free_threads(False)[1].startswith(f"{told} allowed, ")

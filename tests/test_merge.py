@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -117,7 +119,8 @@ def test_adapters_of_another_model_do_not_fit(run, tmp_path, capsys):
     described = json.loads((adapters / "adapter_config.json").read_text())
     described["base_model_name_or_path"] = str(tmp_path / "other")
     (adapters / "adapter_config.json").write_text(json.dumps(described))
-    assert "its adapters do not fit" in refused(capsys, adapters, tmp_path / "out") and not (tmp_path / "out").exists()
+    told = refused(capsys, adapters, tmp_path / "out")
+    assert f"RUN {adapters}: its adapters do not fit" in told and "--model" not in told and not (tmp_path / "out").exists()
 
 
 def test_what_cannot_be_found_is_told_as_run_not_as_an_option_of_training(run, tmp_path, capsys):
@@ -132,4 +135,27 @@ def test_what_cannot_be_found_is_told_as_run_not_as_an_option_of_training(run, t
     assert main([str(moved), str(tmp_path / "out")]) == 2
     told = capsys.readouterr().err
     assert f"RUN {moved}: its adapters are for another model; {empty}" in told and "--model" not in told
+    torn = shutil.copytree(run.parent / "base", tmp_path / "torn")
+    (torn / "model.safetensors").write_bytes(b"")
+    (moved / "adapter_config.json").write_text(json.dumps(described | {"base_model_name_or_path": str(torn)}))
+    assert main([str(moved), str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err
+    assert (
+        f"RUN {moved}: its adapters are for another model; {torn}: no model could be loaded" in told and "--model" not in told
+    )
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_has_saved_nothing_yet_is_told_as_run(run, tmp_path, capsys):
+    begun = tmp_path / "begun"
+    (begun / "checkpoints").mkdir(parents=True)
+    shutil.copy(run / "config.yaml", begun)
+    assert f"RUN {begun}: this run has saved neither" in refused(capsys, begun, tmp_path / "out")
+
+
+def test_a_reader_that_has_gone_is_not_told_of(run, tmp_path):
+    command = [sys.executable, "-m", "vipfast.merge", str(run), str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        running.stdout.close()
+        told = running.stderr.read()
+    assert running.returncode == 0 and "Broken" not in told and (tmp_path / "out" / "config.json").is_file()

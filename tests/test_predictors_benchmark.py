@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vipfast import cli
 from vipfast.predict.base import Prediction
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -88,6 +89,14 @@ def test_a_record_with_too_few_rollouts_of_a_prompt_is_refused(bench, tmp_path):
     path.write_text("step,uid,text,successes,trials\n1,a,a,3,40\n1,b,b,3,31\n")
     with pytest.raises(SystemExit, match="a prompt has 31 scored rollouts, a replay needs 32 of each"):
         bench.read(path)
+
+
+def test_a_refusal_names_a_command_that_keeps_every_rollout(bench, tmp_path):
+    with pytest.raises(SystemExit) as refusal:
+        bench.read(tmp_path)
+    command = str(refusal.value).partition("scripts/train.py ")[2].split()
+    config = cli.parse([*command, "--output-dir", str(tmp_path / "run")]).config
+    assert (config.allocator, config.rollouts_per_prompt, config.sample_rollouts) == ("uniform", 64, "all")
 
 
 def plays(bench, *pairs):

@@ -201,6 +201,15 @@ def test_summary_spans_the_whole_run(tmp_path):
     ]
 
 
+def test_one_of_a_thing_is_told_as_one(tmp_path):
+    console = screen(terminal=False)
+    with report(tmp_path, console, prompts_per_step=1, rollouts_per_prompt=1.0, allocator="uniform") as telemetry:
+        telemetry.log(1, {**STEP, "budget/rollouts": 1})
+        telemetry.close({})
+    shown = re.sub(r" +", " ", console.file.getvalue())
+    assert "1 × 1 = 1 rollout a step" in shown and "rollouts 1 in 1 step," in shown
+
+
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
 def test_missing_board_is_named_with_its_remedy(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)

@@ -17,7 +17,11 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the first argument names; returns its exit code, or 2 where there is no such command."""
-    name, *rest = (sys.argv[1:] if argv is None else list(argv)) or ["--help"]
+    with pipes_may_close():
+        return _run(*(sys.argv[1:] if argv is None else argv) or ["--help"])
+
+
+def _run(name: str, *rest: str) -> int:
     if name in COMMANDS:
         # Each imports what it needs, and this page nothing.
         try:
@@ -25,8 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("stopped; nothing was started yet", file=sys.stderr)
             return 130
-        with pipes_may_close():
-            return command.main(rest)
+        return command.main(list(rest))
     if name in ("-h", "--help"):
         print(_help())
         return 0

@@ -29,8 +29,9 @@ def free_threads(starter: bool) -> tuple[int, str]:
 
 
 def counted(num: float, noun: str) -> str:
-    """A number with its noun: 1 core, 2 cores, 1.5 cores."""
-    return f"{num:g} {noun}" if num == 1 else f"{num:g} {noun}s"
+    """A number with its noun: 1 core, 2 cores, 1.5 cores. A whole number shows all its digits."""
+    shown = f"{num:g}" if isinstance(num, float) else f"{num}"
+    return f"{shown} {noun}" if num == 1 else f"{shown} {noun}s"
 
 
 def _cpu_quota() -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vipfast import cpu_fit, gpu_fit, memory
 from vipfast.config import Config
+from vipfast.cores import counted
 from vipfast.errors import DataError, UsageError
 from vipfast.expected import Draw, Pool, draws_per_round, expected_passes, mean, rows_at_once
 from vipfast.model_facts import ModelFacts, has_chat_template, model_folder, read_facts
@@ -145,7 +146,8 @@ def _rounds(config: Config, draws: list[Draw]) -> Table:
     for number, draw in enumerate(draws, 1):
         each = f"{draw.fewest}" if draw.fewest == draw.most else f"{draw.fewest} to {draw.most}"
         rows.append((f"{number}", f"{draw.active:,}", each, f"{draw.drawn:,}"))
-    notes = [f"budget: {config.budget:,} rollouts per step, {config.budget * config.steps:,} in {config.steps:,} steps"]
+    in_all = f"{config.budget * config.steps:,} in {counted(config.steps, 'step')}"
+    notes = [f"budget: {config.budget:,} rollouts per step, {in_all}"]
     if config.budget_unit == "tokens":
         notes = [f"budget: the tokens of {config.budget:,} rollouts of mean length per step, as expected; drawn: at most"]
     if config.allocator == "vip":

@@ -6,7 +6,8 @@ of adapters. Sums are taken in float32.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from vipfast import cli
@@ -15,6 +16,7 @@ from vipfast.config_file import load_yaml
 from vipfast.errors import UsageError
 from vipfast.evaluation.model import Source, find, with_adapters
 from vipfast.model_facts import model_folder, read_config
+from vipfast.unread import pipes_may_close
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -46,20 +48,18 @@ def merge(name: str, out: str | Path, dtype: str = "auto") -> Path:
     out = Path(out).expanduser()
     if out.exists():
         raise UsageError(f"OUT {out}: exists already; name a folder that does not")
-    try:
+    with _told_as("RUN "):
         source = find(name)
-    except UsageError as error:
-        raise UsageError(str(error).replace("--model", "RUN")) from error
     if source.adapter is None:
         raise UsageError(
             f"RUN {name}: holds no LoRA adapters (adapter_config.json); give a run with --lora-rank, a part of it such as "
             "RUN/final, or a folder of adapters"
         )
-    try:
+    with _told_as(f"RUN {name}: its adapters are for another model; "):
         model_folder(source.base)  # refuses a base that is not there before anything is loaded
-    except UsageError as error:
-        raise UsageError(f"RUN {name}: its adapters are for another model; {str(error).removeprefix('--model ')}") from error
-    model = _merged(source)
+        model = _base(source)
+    with _told_as("RUN "):
+        model = with_adapters(model, source).merge_and_unload()
 
     # torch has come by now
     import torch
@@ -75,19 +75,31 @@ def merge(name: str, out: str | Path, dtype: str = "auto") -> Path:
     return export(model.to(getattr(torch, own if dtype == "auto" else dtype)), tokenizer, out)
 
 
-def _merged(source: Source):
-    """In float32, over a base that is rounded as its run had it."""
+@contextmanager
+def _told_as(what: str) -> Iterator[None]:
+    """Inside, an error about --model, which this command does not have, is about ``what``."""
+    try:
+        yield
+    except UsageError as error:
+        if not str(error).startswith("--model "):
+            raise
+        raise type(error)(f"{what}{str(error).removeprefix('--model ')}") from error
+
+
+def _base(source: Source):
+    """In float32, rounded as its run had it."""
     from vipfast.frozen import round_to_bfloat16
     from vipfast.policy import load_policy
 
     model = load_policy(Config(model=source.base, device="cpu", dtype="float32"))
     if source.run and load_yaml(source.run / "config.yaml").base_in_bfloat16:
         round_to_bfloat16(model)
-    return with_adapters(model, source).merge_and_unload()
+    return model
 
 
 def _run(asked: argparse.Namespace) -> int:
-    print(f"wrote {merge(asked.run, asked.out, asked.dtype)}")
+    with pipes_may_close():
+        print(f"wrote {merge(asked.run, asked.out, asked.dtype)}")
     return 0
 
 

@@ -256,7 +256,7 @@ def test_text_that_is_not_utf8_names_the_file_and_the_remedy(tmp_path, name):
 def test_half_a_surrogate_pair_is_refused(tmp_path):
     config = write(tmp_path / "d.jsonl", [])
     (tmp_path / "d.jsonl").write_text('{"prompt": "a \\ud800", "answer": "1"}')
-    with pytest.raises(DataError, match="1 prompts hold half a surrogate pair"):
+    with pytest.raises(DataError, match="half a surrogate pair in 1 prompt,"):
         load_task(config, Bytes())
 
 

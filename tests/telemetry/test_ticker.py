@@ -80,7 +80,8 @@ def test_a_silent_log_gets_a_line_now_and_then(clock):
 
 def test_plain_lines_come_between_steps_that_take_long_and_not_else(clock, monkeypatch):
     monkeypatch.setattr(plain.Ticker, "start", lambda self: None)  # the test ticks itself
-    shown = PlainView(io.StringIO(), History(60), "title")
+    file = io.StringIO()
+    shown = PlainView(SimpleNamespace(file=file), History(60), "title")
     shown.start()
     NOW.begin("step 5")
     NOW.enter("update", 16, "micro-batches")
@@ -89,12 +90,12 @@ def test_plain_lines_come_between_steps_that_take_long_and_not_else(clock, monke
             clock.s += 0.5
             shown.tick()
         shown.update({"step": step, "reward/mean": 0.5}, None, ())
-    lines = shown._file.getvalue().splitlines()
+    lines = file.getvalue().splitlines()
     assert [line.split()[0] for line in lines] == ["title", "step", "5", "6"], "15 s a step: a line each and no other"
     clock.s += REMIND_S
     shown.tick()
     shown.tick()
-    added = shown._file.getvalue().splitlines()[len(lines) :]
+    added = file.getvalue().splitlines()[len(lines) :]
     assert len(added) == 1 and added[0].startswith("  step 5 · update · 0/16 micro-batches · ")
 
 

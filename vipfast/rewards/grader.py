@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vipfast.cores import counted
 from vipfast.engine.base import Finished
 from vipfast.errors import RewardError
 from vipfast.rewards.base import Grades, Reward, Verdict, verdicts
@@ -161,8 +162,8 @@ class Grader:
             in_a_row = self.errors_in_a_row
         if in_a_row >= self.max_errors:
             raise RewardError(
-                f"the reward failed {in_a_row} times in a row (--max-reward-errors), last with {what}, on completion "
-                f"{_short(text)!r} of prompt {_short(prompt.text)!r}; mend the reward and {self.go_on}"
+                f"the reward failed {counted(in_a_row, 'time')} in a row (--max-reward-errors), last with {what}, on "
+                f"completion {_short(text)!r} of prompt {_short(prompt.text)!r}; mend the reward and {self.go_on}"
             ) from cause
 
 

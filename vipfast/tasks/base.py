@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from vipfast.cores import counted
 from vipfast.errors import DataError
 from vipfast.rewards.base import Reward
 from vipfast.tasks.templates import Template
@@ -88,7 +89,7 @@ def tokenize(
     records = merger.distinct(records)
     shown = [_worded(record.prompt, template) for record in records]
     if broken := [text for text in shown if text != text.encode("utf-8", "replace").decode()]:
-        raise DataError(f"--task {task}: {len(broken)} prompts hold half a surrogate pair, e.g. {broken[0]!r}")
+        raise DataError(f"--task {task}: half a surrogate pair in {counted(len(broken), 'prompt')}, e.g. {broken[0]!r}")
     prompts: dict[str, Prompt] = {}
     answers_per_text: dict[str, int] = {}
     num_long = 0

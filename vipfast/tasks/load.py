@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vipfast.config import Config
+from vipfast.cores import counted
 from vipfast.errors import DataError
 from vipfast.options.values import CUSTOM, REASONING_GYM
 from vipfast.rewards.base import Reward
@@ -76,8 +77,8 @@ def load_task(
         raise DataError(f"--task {name}: no prompt is left to train on; {'; '.join(notes) or 'the dataset is empty'}")
     if len(pool) < (config.prompts_per_step if least is None else least):
         raise DataError(
-            f"--prompts-per-step {config.prompts_per_step}: --task {name} holds {len(pool)} distinct prompts to train on"
-            f"{''.join('; ' + note for note in notes)}; use at most {len(pool)}"
+            f"--prompts-per-step {config.prompts_per_step}: --task {name} holds {counted(len(pool), 'distinct prompt')} to "
+            f"train on{''.join('; ' + note for note in notes)}; use at most {len(pool)}"
         )
     for part in getattr(reward, "rewards", (reward,)):
         notes += [part.note] if getattr(part, "note", None) else []

@@ -14,16 +14,21 @@ class History:
 
     Attributes: ``rewards`` list of float, one per training step; ``evals`` list of (step, {name without "eval/": value});
     ``rollouts`` int; ``seconds`` float, of all processes of the run; ``step`` int, the last one seen.
+
+    Args:
+        total_steps: the step at which the run ends, with an evaluation.
+        eval_every: steps from one evaluation to the next (--eval-every); 0: none before the last.
     """
 
-    def __init__(self, total_steps: int):
-        self.total_steps = total_steps
+    def __init__(self, total_steps: int, eval_every: int = 0):
+        self.total_steps, self._eval_every = total_steps, eval_every
         self.step = -1
         self.rewards: list[float] = []
         self.evals: list[tuple[int, Metrics]] = []
         self.rollouts = 0
         self.seconds = 0.0
         self._wasted = 0.0
+        self._eval_s = self._newest_eval_s = 0.0
         self._intervals: deque[float] = deque(maxlen=20)
         self._last_time = self._start_time = time.monotonic()
 
@@ -39,17 +44,20 @@ class History:
         scores = {name.removeprefix("eval/"): value for name, value in metrics.items() if name.startswith("eval/")}
         if scores:
             self.evals.append((self.step, scores))
+        self._eval_s = metrics.get("time/eval_s") or 0.0
+        self._newest_eval_s = self._eval_s or self._newest_eval_s
 
     def restart_clock(self) -> None:
-        """Time left is told from this process's steps alone."""
+        """Time left is told from this process's steps alone, and from the newest evaluation of any process."""
         self._last_time = self._start_time = time.monotonic()
         self._intervals.clear()
 
     def tick(self, trained: bool = True) -> None:
-        """A line was logged just now; the time since the one before is a step's unless nothing was ``trained``."""
+        """The line that was added last was logged just now; the time since the one before is a step's and its evaluation's
+        unless nothing was ``trained``."""
         now = time.monotonic()
         if trained:
-            self._intervals.append(now - self._last_time)
+            self._intervals.append(max(now - self._last_time - self._eval_s, 0.0))
         self._last_time = now
 
     @property
@@ -58,12 +66,20 @@ class History:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to the last step at the pace of the last 20 steps, the one under way counted; None before the first."""
+        """Seconds to the end of the last evaluation, at the pace of the last 20 steps and of the newest evaluation; what is
+        under way counts. None before the first step."""
         if not self._intervals:
             return None
         pace = sum(self._intervals) / len(self._intervals)
-        gone = min(time.monotonic() - self._last_time, pace)
-        return max((self.total_steps - self.step) * pace - gone, 0.0)
+        gone = min(time.monotonic() - self._last_time, pace + self._newest_eval_s * self._num_evals(self.step + 1))
+        steps = (self.total_steps - self.step) * pace
+        return max(steps + self._num_evals(self.total_steps) * self._newest_eval_s - gone, 0.0)
+
+    def _num_evals(self, last: int) -> int:
+        """Evaluations after steps that are still to come, up to step ``last``."""
+        every = self._eval_every or self.total_steps + 1
+        at_end = self.step < self.total_steps == last and last % every > 0
+        return max(last // every - max(self.step, 0) // every, 0) + at_end
 
     @property
     def wasted(self) -> float | None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from vipfast.telemetry.activity import NOW
 from vipfast.telemetry.history import History, Metrics, change, clock, number, share
@@ -10,6 +10,7 @@ from vipfast.telemetry.ticker import LOCK, Ticker
 
 if TYPE_CHECKING:
     import numpy as np
+    from rich.console import Console
 
 _HEADER_EVERY = 20
 _COLUMNS = (("step", 6), ("reward", 7), ("spread", 7), ("wasted", 7), ("rollouts", 12), ("tokens/s", 9), ("generate", 9))
@@ -39,10 +40,10 @@ class Reminder:
 
 
 class PlainView:
-    """Prints to ``file``; every line is flushed, and what its encoding lacks becomes "?"."""
+    """Prints to the file of ``console``; every line is flushed, and what its encoding lacks becomes "?"."""
 
-    def __init__(self, file: TextIO, history: History, title: str):
-        self._file, self._history, self._title = file, history, title
+    def __init__(self, console: "Console", history: History, title: str):
+        self._console, self._history, self._title = console, history, title
         self._num_lines = 0
         self._reminder, self._ticker = Reminder(), Ticker(self.tick)
 
@@ -86,6 +87,7 @@ class PlainView:
         self._ticker.stop()
 
     def _print(self, message: str) -> None:
-        encoding = getattr(self._file, "encoding", None) or "utf-8"
+        file = self._console.file
+        encoding = getattr(file, "encoding", None) or "utf-8"
         with LOCK:
-            print(message.encode(encoding, "replace").decode(encoding), file=self._file, flush=True)
+            print(message.encode(encoding, "replace").decode(encoding), file=file, flush=True)

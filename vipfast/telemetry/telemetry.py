@@ -1,5 +1,6 @@
 """Everything a run reports: RUN/metrics.jsonl, RUN/rollouts/, boards, and a view (live on a terminal, lines elsewhere)."""
 
+import contextlib
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from vipfast.telemetry.history import History, change, clock, share
 from vipfast.telemetry.plain import PlainView
 from vipfast.telemetry.samples import write_samples
 from vipfast.telemetry.trackers import open_trackers
+from vipfast.unread import pipes_may_close
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,20 +49,21 @@ class Telemetry:
         self.run_dir = Path(run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._path = self.run_dir / "metrics.jsonl"
-        self._history, self._health = History(total_steps), Health()
+        self._history, self._health = History(total_steps, config.eval_every), Health()
         for line in read_metrics(self._path):
             self._history.add(line)
             self._health.add(line)
         self._trackers = open_trackers(self.run_dir, config, self.last_step + 1)
         live = sys.stdout.isatty() if console is None else console.is_terminal
         console = console or Console()
-        budget = f"{config.prompts_per_step} × {config.rollouts_per_prompt:g} = {config.budget} rollouts a step"
+        budget = f"{config.prompts_per_step} × {config.rollouts_per_prompt:g} = {counted(config.budget, 'rollout')} a step"
         title = ["vipfast", config.allocator, config.estimator, config.task, config.model, budget, str(self.run_dir)]
         if live and not console.is_dumb_terminal and console.encoding.startswith("utf"):
             self._view: LiveView | PlainView = LiveView(console, self._history, title)
         else:
-            self._view = PlainView(console.file, self._history, "  ".join(title))
+            self._view = PlainView(console, self._history, "  ".join(title))
         self._file: int | None = None
+        self._output = contextlib.ExitStack()
 
     @property
     def last_step(self) -> int:
@@ -73,9 +76,11 @@ class Telemetry:
         return self._health.dead
 
     def start(self) -> None:
-        """Open metrics.jsonl and the view; the clock of "time left" starts."""
+        """Open metrics.jsonl and the view; the clock of "time left" starts. From here to ``close`` whoever reads what is
+        printed may go."""
         self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._history.restart_clock()
+        self._output.enter_context(pipes_may_close())
         self._view.start()
 
     def log(
@@ -112,8 +117,8 @@ class Telemetry:
         for tracker in self._trackers:
             tracker.log(int(step), numbers)
         self._view.update(line, counts_B, sample or ())
-        if dead := self._health.add(line):
-            self.say(f"warning: {dead}{example(sample or ())}")
+        if wrong := self._health.add(line):
+            self.say(f"warning: {wrong}{example(sample or ())}")
 
     def say(self, message: str) -> None:
         """Print a line above the live view."""
@@ -136,6 +141,7 @@ class Telemetry:
             lines = {**self._totals(), **summary}
             width = max(map(len, lines)) + 2
             self._view.say("\n" + "\n".join(f"{label:<{width}}{text}" for label, text in lines.items()))
+        self._output.close()
 
     def __enter__(self) -> "Telemetry":
         self.start()
