@@ -298,3 +298,10 @@ def test_a_terminal_without_our_signs_gets_a_plan_all_the_same(monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     done = subprocess.run([sys.executable, SCRIPT, "--dry-run"], capture_output=True, text=True, check=True)
     assert "evaluation, at most (?4)" in done.stdout
+
+
+def test_a_dry_run_refuses_what_a_resume_would():
+    make_run("mine", step=20)
+    for dry in ([], ["--dry-run"]):
+        with pytest.raises(UsageError, match="--steps 3: the run is already at step 20"):
+            cli._prepare(["--resume", "--output-dir", "mine", "--steps", "3", *dry])

@@ -21,7 +21,7 @@ from vipfast.errors import CheckpointError, DeadRunError, NonFiniteError, RankEr
 from vipfast.inherited import inherited, starting_point, told
 from vipfast.names import check_argv
 from vipfast.resolve import resolve
-from vipfast.settled import Settled, settled
+from vipfast.settled import Settled, resumed_from, settled
 from vipfast.shortage import ShortageError
 from vipfast.stop import STOPPED_AT_ONCE, NothingYet
 from vipfast.telemetry.activity import NOW
@@ -155,6 +155,8 @@ def _plan(command: Command) -> None:
     """Print what a run would do, without torch."""
     from vipfast import dry_run
 
+    if command.resume:
+        resumed_from(command.config)
     run = resolve(command.config, ask_torch=False, gpu_bytes=command.gpu_bytes, resumed=command.resume)
     print(*command.notes, *run.lines, sep="\n", flush=True)
     dry_run.show(run.config, command.gpu_bytes)

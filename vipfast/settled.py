@@ -20,6 +20,20 @@ class Settled:
     restored: Path | None
 
 
+def resumed_from(config: Config) -> Path:
+    """The checkpoint in --output-dir that a run goes on from.
+
+    Raises:
+        UsageError: there is none, or it lies beyond --steps.
+    """
+    from vipfast import checkpoint  # imports NumPy, which --help does without
+
+    restored = checkpoint.find(config.output_dir)
+    if config.steps < checkpoint.step_of(restored):
+        raise UsageError(f"--steps {config.steps}: the run is already at step {checkpoint.step_of(restored)}")
+    return restored
+
+
 def settled(config: Config, resume: bool = False) -> Settled:
     """Settle the options of a run; one that goes on is locked for this process.
 
@@ -28,14 +42,10 @@ def settled(config: Config, resume: bool = False) -> Settled:
     """
     notes, restored = [], None
     if resume:
-        from vipfast import checkpoint  # torch comes with it, and the options of a new run are judged before
-
         config = dataclasses.replace(config, output_dir=str(run_folder.resumable(config.output_dir)))
         lock.take(config.output_dir)
-        restored = checkpoint.find(config.output_dir)
+        restored = resumed_from(config)
         config, notes = continued(load_yaml(Path(config.output_dir) / "config.yaml"), config)
-        if config.steps < checkpoint.step_of(restored):
-            raise UsageError(f"--steps {config.steps}: the run is already at step {checkpoint.step_of(restored)}")
     run = resolve(config, resumed=resume)
     if not resume:
         run_folder.check_fresh(run.config.output_dir)
