@@ -187,3 +187,12 @@ def test_saved_config_comes_back_to_the_last_bit(saved_path, config):
 def test_saved_config_holds_every_option(saved_path):
     save_yaml(Config(), saved_path)
     assert set(read_yaml(saved_path)) == FIELDS
+
+
+def test_the_same_options_in_python_go_on_with_a_run_of_adapters():
+    asked = Config(lora_rank=2, steps=5)
+    for saved in ("float32", "bfloat16"):
+        run = Config(lora_rank=2, base_dtype=saved)
+        assert continued(run, asked) == (dataclasses.replace(run, steps=5), ["steps = 5 (was 60)"])
+    with pytest.raises(UsageError, match="--base-dtype is bfloat16, the run has float32"):
+        continued(Config(lora_rank=2, base_dtype="float32"), dataclasses.replace(asked, base_dtype="bfloat16"))

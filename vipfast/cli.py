@@ -147,7 +147,8 @@ def _prepare(argv: Sequence[str]) -> Settled | None:
         return None
     preflight.check_rows(command.config)
     run = settled(command.config, command.resume)
-    print(*command.notes, *(note for note in run.notes if note not in command.notes), sep="\n", flush=True)
+    for note in dict.fromkeys([*command.notes, *run.notes]):  # what was changed is told by both
+        print(note, flush=True)
     return dataclasses.replace(run, notes=[])
 
 
@@ -158,7 +159,8 @@ def _plan(command: Command) -> None:
     if command.resume:
         resumed_from(command.config)
     run = resolve(command.config, ask_torch=False, gpu_bytes=command.gpu_bytes, resumed=command.resume)
-    print(*command.notes, *run.lines, sep="\n", flush=True)
+    for line in (*command.notes, *run.lines):
+        print(line, flush=True)
     dry_run.show(run.config, command.gpu_bytes)
 
 

@@ -101,7 +101,9 @@ def save_yaml(config: Config, path: str | Path) -> None:
 
 
 def continued(saved: Config, asked: Config) -> tuple[Config, list[str]]:
-    """The config a resumed run goes on with, and a line per permitted change. None in ``asked`` means "as saved".
+    """The config a resumed run goes on with, and a line per permitted change.
+
+    None in ``asked``, and --base-dtype auto, mean "as saved".
 
     Runs of earlier versions did not tell a reward that was given in Python: where no reward is saved, one given now is taken.
 
@@ -109,7 +111,10 @@ def continued(saved: Config, asked: Config) -> tuple[Config, list[str]]:
         UsageError: options outside RESUMABLE differ; each is named with both values.
     """
     old, new = dataclasses.asdict(saved), dataclasses.asdict(asked)
-    new = {name: old[name] if value is None else value for name, value in new.items()}
+    # Unlike other choices, --base-dtype is kept by the folder as it was decided, since weights were trained over it.
+    new = {
+        name: old[name] if value is None or (name, value) == ("base_dtype", "auto") else value for name, value in new.items()
+    }
     if saved.reward == (PYTHON,) and not asked.reward:
         new["reward"] = saved.reward  # and whoever is to call it finds it missing
     changed = [name for name in new if new[name] != old[name]]
