@@ -128,6 +128,7 @@ def killed(folder: Path) -> int:
     Trainer.train_step = dies
     options = "--allocator uniform --prompts-per-step 4 --rollouts-per-prompt 2 --heldout-prompts 1 --eval-samples 1 --steps 9"
     places = ["--output-dir", str(folder / "killed-run"), "--dist-timeout", "60", "--device", "cpu", "--threads", "1"]
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, once the command line has ended, would come before the note
     code = cli.main([*options.split(), *places])
     (folder / "told").write_text(f"{time.time()} {code}")
     return code
